@@ -20,9 +20,8 @@ from torch import Tensor
 
 from pml_ext.evaluation import RetrievalAccuracyCalculator
 from pml_ext_fit.closed_forms import CLOSED_FORMS, coordinates
-from pml_ext_fit.decision import Scored, best_of
 from pml_ext_fit.folds import folds_of
-from pml_ext_fit.scores import scores_of
+from pml_ext_fit.scores import Scored, best_of, scores_of
 
 TOLERATED = 0.5  # points of Recall@1 and of MAP@R
 BASELINES = (0, 2)  # of the closed forms: raw features, and whitened within classes

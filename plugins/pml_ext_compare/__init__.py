@@ -1,7 +1,5 @@
 """Comparison of recipes, runs and frozen trunks."""
 
-from __future__ import annotations
-
 from pml_ext.plugin import Command, hookimpl
 
 

@@ -26,9 +26,8 @@ from pml_ext_train.cli import (
 if TYPE_CHECKING:
     from pml_ext_train.recipe import Override, Recipe
 
-    from .executors import Executor
     from .groups import Group
-    from .jobs import Job
+    from .jobs import Executor, Job
     from .study import Study
 
 _METRICS = ["recall_at_1", "map_at_r", "nmi"]
@@ -161,13 +160,13 @@ class _Options:
             from .on_slurm import OnSlurm
 
             return OnSlurm(self.jobs, out / "slurm")
-        if self.jobs == 1:
-            from .executors import Executor
+        if self.jobs > 1:
+            from .processes import Processes
 
-            return Executor()
-        from .processes import Processes
+            return Processes(self.jobs)
+        from .jobs import Executor
 
-        return Processes(self.jobs)
+        return Executor()
 
     def studies_and_rows(self, phase: str, metrics: list[str], baseline: str | None) -> tuple[list[Study], list[Group]]:
         """Do the missing trials and runs; return the studies and the rows of all runs."""
@@ -227,8 +226,14 @@ class _Options:
         if studies:
             from .tuning import tuned
 
-            begin = functools.partial(progress.begin, "trials")
-            return tuned(studies, executor, progress.on_progress, self.device, self.data, begin)
+            return tuned(
+                studies,
+                executor,
+                progress.on_progress,
+                self.device,
+                self.data,
+                begin=functools.partial(progress.begin, "trials"),
+            )
 
         from pml_ext_train.recipe import load_recipes
 
@@ -257,8 +262,7 @@ class AllRuns(Progress):
         if said == 1.0:
             ended = sum(share == 1.0 for share in self._shares.values())
             self.step(f"{job.name} has ended: {ended} of {self._count} {self._noun}")
-        completed = sum(self._shares.values())
-        self._bar.update(self._task, description=self._noun, completed=completed, visible=True)
+        self._bar.update(self._task, description=self._noun, completed=sum(self._shares.values()), visible=True)
 
 
 def probe(

@@ -1,10 +1,8 @@
 """Comparison of groups of runs: rows, paired differences, and sentences."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
@@ -126,9 +124,8 @@ def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
     if name is None:
         return next((group for group in groups if group.runs), groups[0])
 
-    exact = [group for group in groups if group.name == name]
     fitting = [group for group in groups if name in (group.name, group.recipe_name)]
-    candidates = exact or fitting
+    candidates = [group for group in groups if group.name == name] or fitting
     if len(candidates) != 1:
         rows = ", ".join(group.name for group in groups)
         raise ConfigError(f"--baseline {name}: {len(fitting)} rows have the name {name!r}; rows: {rows}")
@@ -152,7 +149,6 @@ def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
 
 
 def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[str, Any]:
-    folders = {str(seed): str(folder) for seed, folder in group.folders.items()}
     row: dict[str, Any] = {
         "recipe": group.name,
         "seeds": sorted(group.runs),
@@ -161,27 +157,25 @@ def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[
         "selection": group.selection(),
         "unequal_settings": group.unequal_settings(base),
         "errors": group.errors,
-        "folders": folders,
+        "folders": {str(seed): str(folder) for seed, folder in group.folders.items()},
     }
     for metric in metrics:
         values = list(group.values(phase, metric).values())
-        printed = group.paper_values(phase, metric)
-        row[metric] = {**_cut_to_shares(metric, estimate(values)), "values": values, "paper": printed}
+        about = _cut_to_shares(metric, estimate(values))
+        row[metric] = {**about, "values": values, "paper": group.paper_values(phase, metric)}
     return row
 
 
 def _cut_to_shares(metric: str, about: Estimate) -> dict[str, Any]:
     """An estimate as a dict; intervals of metrics from 0 to 1 are cut there."""
-    values = asdict(about)
     if is_known_metric(metric) and about.low is not None and about.high is not None:
-        values["low"] = max(0.0, about.low)
-        values["high"] = min(1.0, about.high)
-    return values
+        about = replace(about, low=max(0.0, about.low), high=min(1.0, about.high))
+    return asdict(about)
 
 
 def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) -> list[Difference]:
-    tested = [group for group in others if group.runs]
-    level = LEVEL / max(1, len(tested))  # for the number of pairs wanted: the strictest of Holm's levels
+    tested = sum(bool(group.runs) for group in others)
+    level = LEVEL / max(1, tested)  # for the number of pairs wanted: the strictest of Holm's levels
     differences = []
     for group in others:
         base_values, values = _paired_values(base, group, phase, metric)
@@ -204,9 +198,8 @@ def _sentences(
     corrected: Sequence[float | None],
 ) -> list[str]:
     tests = sum(difference.p is not None for difference in differences)
-    title = title_of(metric)
     sentences = [
-        sentence(group.name, base.name, title, difference, p, tests)
+        sentence(group.name, base.name, title_of(metric), difference, p, tests)
         for group, difference, p in zip(others, differences, corrected, strict=True)
         if group.runs
     ]

@@ -1,7 +1,5 @@
 """Groups of runs with the same recipe and settings, the rows of a comparison."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -11,15 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from pml_ext.errors import ConfigError, DataError, one_line, shortened
 from pml_ext_train.files import DamagedError, read_toml
 from pml_ext_train.recipe import flat, paper_values
-from pml_ext_train.records import check_unchanged, read_metrics
+from pml_ext_train.records import METRICS, RECIPE, check_unchanged, read_metrics
 
-RECIPE_FILE = "recipe.toml"
-METRICS_FILE = "metrics.json"  # a run that has it is finished
 FOLD = "evaluation.fold"  # the setting in which the runs of a group may differ
 NOT_SETTINGS = ("paper", "description", "track")  # tables of a recipe on which results do not depend
 
@@ -71,9 +67,8 @@ class Group:
         all_folds = self.wanted_folds.union(*self.runs.values())
         means: dict[int, float] = {}
         for seed, folds in sorted(self.runs.items()):
-            found = [_number(run, phase, metric) for run in folds.values()]
-            numbers = [value for value in found if value is not None]
-            if numbers and len(numbers) == len(all_folds):
+            numbers = [run.get(phase, {}).get(metric) for run in folds.values()]
+            if numbers and len(numbers) == len(all_folds) and all(map(_is_finite, numbers)):
                 means[seed] = fmean(numbers)
         return means
 
@@ -94,11 +89,9 @@ class Group:
         else:
             epoch = "last epoch"
 
-        if self.trials:
-            return f"trials: validation classes; {epoch}"
-        return epoch
+        return f"trials: validation classes; {epoch}" if self.trials else epoch
 
-    def unequal_settings(self, baseline: Group) -> list[str]:
+    def unequal_settings(self, baseline: Self) -> list[str]:
         """Settings of :data:`FAIR_SETTINGS`, and numbers of trials, that differ from the baseline's."""
         texts = []
         different_keys = _keys_that_differ([self, baseline])
@@ -133,19 +126,15 @@ class Group:
         ]
 
 
-def _number(run: RunMetrics, phase: str, metric: str) -> float | None:
-    """A metric of a run; None if it is missing or not finite."""
-    value = run.get(phase, {}).get(metric)
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return float(value)
-    return None
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def groups_below(folders: Sequence[Path]) -> list[Group]:
     """Group the finished runs below folders by recipe and settings."""
     groups: list[Group] = []
     for folder in folders:
-        run_folders = sorted(file.parent for file in folder.rglob(METRICS_FILE))
+        run_folders = sorted(file.parent for file in folder.rglob(METRICS))
         if not run_folders:
             raise ConfigError(f"{folder}: no finished run in it; type: pml-ext train RECIPE --out {folder}")
         for run_folder in run_folders:
@@ -157,15 +146,17 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
 def add_run(groups: list[Group], folder: Path) -> None:
     """Add a finished run to the group of its recipe and settings."""
     about, tables = _read_recipe(folder)
-    metrics = {**read_metrics(folder / METRICS_FILE), "folder": str(folder)}
+    metrics = {**read_metrics(folder / METRICS), "folder": str(folder)}
     paper = tables.pop("paper", None)
     fold, settings = settings_of(tables)
     group = find_or_add_group(groups, about["recipe"], settings, int(about.get("trials", 0)), paper)
     known_metrics = group.runs.setdefault(about["seed"], {}).setdefault(fold, metrics)
     # compared as text, since NaN differs from itself
     if json.dumps(known_metrics["after"], sort_keys=True) != json.dumps(metrics["after"], sort_keys=True):
-        text = f"{folder}: another run has the same recipe, settings and seed, but different results"
-        raise ConfigError(f"{text}; leave out one of them")
+        raise ConfigError(
+            f"{folder}: another run has the same recipe, settings and seed, but different results; leave out one of "
+            "them"
+        )
 
 
 def find_group(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
@@ -185,8 +176,7 @@ def find_or_add_group(groups: list[Group], name: str, settings: dict[str, Any], 
 def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """The fold of a recipe (0 without folds), and its other settings by dotted key."""
     settings = flat({name: table for name, table in tables.items() if name not in NOT_SETTINGS})
-    fold = settings.pop(FOLD, 0)
-    return fold, settings
+    return settings.pop(FOLD, 0), settings
 
 
 def disambiguate_names(groups: Sequence[Group]) -> None:
@@ -195,12 +185,11 @@ def disambiguate_names(groups: Sequence[Group]) -> None:
     for group in groups:
         by_name[group.name].append(group)
 
-    for name, same_name in by_name.items():
+    for same_name in by_name.values():
         different_keys = _keys_that_differ(same_name)
         for group in same_name:
-            if group.settings:
-                texts = [_setting(group, key) for key in different_keys]
-                group.name = " ".join([name, *texts])
+            for key in different_keys if group.settings else ():
+                group.name += f" {key}={group.settings[key]}" if key in group.settings else f" {key} left out"
 
     counts = Counter(group.name for group in groups)
     for group in groups:
@@ -215,16 +204,10 @@ def _keys_that_differ(groups: Sequence[Group]) -> list[str]:
     return [key for key in all_keys if any(settings.get(key) != known[0].get(key) for settings in known)]
 
 
-def _setting(group: Group, key: str) -> str:
-    if key not in group.settings:
-        return f"{key} left out"
-    return f"{key}={group.settings[key]}"
-
-
 def _read_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    for file in (RECIPE_FILE, METRICS_FILE):
+    for file in (RECIPE, METRICS):
         check_unchanged(folder, file)
-    path = folder / RECIPE_FILE
+    path = folder / RECIPE
     try:
         tables = read_toml(path, "run")
         about = tables.pop("run")

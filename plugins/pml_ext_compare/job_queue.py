@@ -1,7 +1,5 @@
 """The queue of jobs: busy ones are tried again, and dead workers are replaced."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections import Counter, deque
@@ -11,8 +9,7 @@ from typing import Any
 from pml_ext.errors import ConfigError, StoppedError
 from pml_ext_train.training import handle_signals
 
-from .executors import ATTEMPTS, POLL, Executor
-from .jobs import Job, JobResult, OnProgress
+from .jobs import ATTEMPTS, POLL, Executor, Job, JobResult, OnProgress
 
 
 def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict[Any, str]:
@@ -48,8 +45,7 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
         ended_by = received() or ended_by
         if ended_by is not None:
             name = signal.Signals(ended_by).name
-            text = f"stopped by {name} with checkpoints; type the same command again to continue"
-            raise StoppedError(ended_by, text)
+            raise StoppedError(ended_by, f"stopped by {name} with checkpoints; type the same command again to continue")
     return queue.errors
 
 

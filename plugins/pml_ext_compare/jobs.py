@@ -1,14 +1,15 @@
-"""Jobs of a comparison, and their outcome."""
+"""Jobs of a comparison, their outcome, and the executor that runs them one by one in this process."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pml_ext.errors import PmlExtError, StoppedError, one_line
 from pml_ext_train.training import handle_signals
 
+POLL = 0.5  # seconds between polls of running jobs
+ATTEMPTS = 2  # attempts of a job whose worker dies
 ReportProgress = Callable[[float | str], None]  # gets the share of a job that is done (0 to 1), or a message
 
 
@@ -65,3 +66,29 @@ def run_job(
         return JobResult(error=str(error))
     except Exception as error:
         return JobResult(error=one_line(error))
+
+
+class Executor:
+    """Runs jobs one by one in this process; subclasses run them elsewhere."""
+
+    retry_seconds = POLL  # before a job that another process executes is tried again
+
+    def __init__(self, jobs: int = 1) -> None:
+        self.jobs = jobs  # number of jobs at a time
+        self.running: dict[Any, Job] = {}
+
+    def start(self, job: Job) -> None:
+        """Accept a job; :meth:`ended` executes it."""
+        self.running[job] = job
+
+    def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
+        """Yield ended jobs and their results; this may block."""
+        for job in list(self.running.values()):
+            del self.running[job]
+            yield job, run_job(job, functools.partial(on_progress, job))
+
+    def stop(self) -> None:
+        """Ask the running jobs to write a checkpoint and end."""
+
+    def close(self) -> None:
+        """Terminate all running jobs."""

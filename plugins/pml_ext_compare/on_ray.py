@@ -1,14 +1,12 @@
 """Jobs as tasks of Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from typing import Any
 
 from pml_ext.distributed import threads_for
 from pml_ext.errors import needs_extra, one_line
 
-from .executors import ATTEMPTS, POLL, Executor
-from .jobs import Job, JobResult, OnProgress, run_job
+from .jobs import ATTEMPTS, POLL, Executor, Job, JobResult, OnProgress, run_job
 
 
 class OnRay(Executor):
@@ -19,19 +17,16 @@ class OnRay(Executor):
         with needs_extra("ray", "--on ray"):
             import ray
         self._ray = ray
-        if address:
-            ray.init(address=address, log_to_driver=False)
-        else:
-            # "local": without an address, Ray would join a cluster that runs here, or that RAY_ADDRESS names
-            ray.init(address="local", num_cpus=jobs, include_dashboard=False, log_to_driver=False)
+        # "local": without an address, Ray would join a cluster that runs here, or that RAY_ADDRESS names
+        options: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
+        ray.init(address=address or "local", log_to_driver=False, **options)
 
         gpus_per_job = ray.cluster_resources().get("GPU", 0) / jobs
-        environment = {"OMP_NUM_THREADS": str(threads_for(jobs))}
         as_task = ray.remote(
             num_cpus=1,
             num_gpus=min(1.0, gpus_per_job),
             max_retries=ATTEMPTS - 1,  # Ray itself replaces a worker that dies and restarts its task
-            runtime_env={"env_vars": environment},
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}},
         )
         self._task = as_task(run_job)
 

@@ -1,7 +1,5 @@
 """Jobs of SLURM, by submitit."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -13,8 +11,7 @@ from typing import Any
 
 from pml_ext.errors import ConfigError, needs_extra
 
-from .executors import POLL, Executor
-from .jobs import Job, JobResult, OnProgress, run_job
+from .jobs import POLL, Executor, Job, JobResult, OnProgress, run_job
 
 _RETRY_ON_SLURM = 60.0  # seconds before a busy job is submitted again
 _YEAR = 365 * 24 * 60  # minutes: the limit of jobs without one, which submitit otherwise gives two minutes or five
@@ -67,8 +64,7 @@ class OnSlurm(Executor):
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
         """Yield the ended jobs."""
         time.sleep(POLL)
-        ended = [submitted for submitted in self.running if submitted.done()]
-        for submitted in ended:
+        for submitted in [each for each in self.running if each.done()]:
             try:
                 result = submitted.result()
             except self._errors:

@@ -1,7 +1,5 @@
 """The files of a comparison: JSON, CSV, Markdown, LaTeX, and a page."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,11 +70,10 @@ def _csv_rows(result: Mapping[str, Any]) -> list[list[Any]]:
         unequal_settings = "; ".join(row["unequal_settings"])
         errors = "; ".join(row["errors"].values())
         for metric in result["metrics"]:
-            estimate = row[metric]
-            about_metric = [estimate[key] for key in _METRIC_COLUMNS]
-            values = " ".join(map(str, estimate["values"]))
-            seeds = len(estimate["values"])
-            rows.append([*about_row, metric, seeds, *about_metric, values, unequal_settings, errors])
+            about_metric = [row[metric][key] for key in _METRIC_COLUMNS]
+            values = row[metric]["values"]
+            texts = [" ".join(map(str, values)), unequal_settings, errors]
+            rows.append([*about_row, metric, len(values), *about_metric, *texts])
     return rows
 
 
@@ -86,8 +83,8 @@ def _markdown(result: Mapping[str, Any], tables: Sequence[ReportTable]) -> str:
         lines += [*markdown_table(table), "", table.caption, ""]
     if result["best"]:
         lines += [result["best"], ""]
-    sentences = [f"- {sentence}" for sentence in (*result["sentences"], *remarks(result))]
-    return "\n".join([*lines, *sentences]) + "\n"
+    lines += [f"- {sentence}" for sentence in (*result["sentences"], *remarks(result))]
+    return "\n".join(lines) + "\n"
 
 
 def _curve_figures(groups: Sequence[Group], metrics: Sequence[str]) -> list[ReportFigure]:
@@ -115,6 +112,5 @@ def curves_of(groups: Sequence[Group], metric: str, images: str) -> Curves:
         epochs, _ = by_run[0]
         same_epochs = [series for series in by_run if series[0] == epochs]
         if len(epochs) > 1:
-            means = np.mean([values for _, values in same_epochs], axis=0)
-            curves[group.name] = epochs, means.tolist()
+            curves[group.name] = epochs, np.mean([values for _, values in same_epochs], axis=0).tolist()
     return curves

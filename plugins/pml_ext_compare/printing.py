@@ -1,15 +1,14 @@
 """A comparison as tables and sentences on stdout."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
 
 from pml_ext.evaluation import title_of
 from pml_ext_train.cli import mean_and_std, print_table, stdout
+from pml_ext_train.report import percent
 
-from .tables import best_first, remarks
+from .tables import best_first, mean_std, remarks
 
 
 def print_comparison(result: dict[str, Any], page: Path | None) -> None:
@@ -37,9 +36,7 @@ def _print_rows(result: dict[str, Any]) -> None:
     lines = []
     for row in best_first(result["recipes"], metrics[0]):
         cells = [row["recipe"], str(len(row[metrics[0]]["values"]))]
-        for metric in metrics:
-            measured = row[metric]
-            cells.append(mean_and_std(measured) if measured["values"] else "")
+        cells += [mean_and_std(row[metric]) if row[metric]["values"] else "" for metric in metrics]
         if was_tuned:
             cells += [str(row["trials"]), f"{row['seconds'] or 0:.1f}", row["selection"]]
         lines.append(cells)
@@ -63,11 +60,6 @@ def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
     """Difference, interval and p-value; "-" without a test."""
     if not difference["pairs"]:
         return "", "", ""
-    mean = f"{100 * difference['mean']:+.1f}"
-    if difference["std"] is not None:
-        mean += f" ± {100 * difference['std']:.1f}"
-    interval = ""
-    if difference["low"] is not None:
-        interval = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}"
+    low, high = (percent(difference[end], "+") for end in ("low", "high"))
     p = "-" if difference["p"] is None else f"{difference['p']:.3f}"
-    return mean, interval, p
+    return mean_std(difference, "+"), f"{low} to {high}" if low else "", p

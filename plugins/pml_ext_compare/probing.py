@@ -1,12 +1,11 @@
 """Frozen trunks compared: features, principal components, and trained heads."""
 
-from __future__ import annotations
-
 import dataclasses
+import itertools
 import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from markupsafe import Markup
@@ -19,11 +18,12 @@ from pml_ext_train.launch import train
 from pml_ext_train.networks import named_trunk
 from pml_ext_train.recipe import Override, build_dataset, build_network, load_recipe, overrides_of, preprocessing_of
 from pml_ext_train.records import spread, write_csv
-from pml_ext_train.report import ReportFigure, ReportTable, percent, render
+from pml_ext_train.report import ReportFigure, ReportTable, render
 from pml_ext_train.training import Listener, open_run
 
 from .runs import slug
 from .statistics import paired_difference
+from .tables import mean_std
 
 METRICS = ("recall_at_1", "map_at_r", "nmi")
 TRUNK_COLUMNS = ["trunk", "parameters", "features", "images/s"]
@@ -108,8 +108,8 @@ class _Prober:
         self.settings_of_features = [each for each in self.settings if not each.key.startswith(_OF_HEADS)]
 
     def probe(self) -> Probe:
-        trunk = _size_and_speed(self.settings_of_features, self.options.device, self.options.data)
-        untrained = {"sampler": _NO_TRAINING, "model.embedder": "none", "model.embedding_size": trunk.features}
+        about = _size_and_speed(self.settings_of_features, self.options.device, self.options.data)
+        untrained = {"sampler": _NO_TRAINING, "model.embedder": "none", "model.embedding_size": about[1]}
         settings = [*self.settings_of_features, *overrides_of(untrained)]
         runs = self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
         folders = [self.place / "frozen"]
@@ -124,15 +124,8 @@ class _Prober:
             phases = {**phases, "head": HEAD_PHASE}
             gain = {metric: _gain(runs, metric) for metric in METRICS}
         metrics = {row: _spreads(runs, phase) for row, phase in phases.items()}
-        return Probe(
-            trunk=self.trunk,
-            parameters=trunk.parameters,
-            features=trunk.features,
-            images_per_second=trunk.images_per_second,
-            metrics=metrics,
-            gain=gain,
-            folders=[folder.relative_to(self.options.out).as_posix() for folder in folders],
-        )
+        places = [folder.relative_to(self.options.out).as_posix() for folder in folders]
+        return Probe(self.trunk, *about, metrics, gain, places)
 
     def _train(self, recipe: str, folder: Path, seed: int, settings: Sequence[Override]) -> list[dict[str, Any]]:
         """Train or resume a run; DataError if it has other images."""
@@ -157,19 +150,13 @@ def _spreads(runs: Sequence[Mapping[str, Any]], phase: str) -> dict[str, dict[st
 
 
 def _gain(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
-    frozen = [run["frozen"][metric] for run in runs]
-    trained = [run[HEAD_PHASE][metric] for run in runs]
+    frozen, trained = ([run[phase][metric] for run in runs] for phase in ("frozen", HEAD_PHASE))
     found = paired_difference(frozen, trained)
     return {"mean": found.mean, "std": found.std, "p": found.p, "pairs": found.pairs}
 
 
-class _SizeAndSpeed(NamedTuple):
-    parameters: int
-    features: int
-    images_per_second: float
-
-
-def _size_and_speed(settings: Sequence[Override], device: str, data: Path | None) -> _SizeAndSpeed:
+def _size_and_speed(settings: Sequence[Override], device: str, data: Path | None) -> tuple[int, int, float]:
+    """The numbers of a trunk's parameters and features, and the images that it embeds in a second."""
     recipe = load_recipe(BASE_RECIPE, settings)
     splits = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, splits)
@@ -186,20 +173,18 @@ def _size_and_speed(settings: Sequence[Override], device: str, data: Path | None
     with torch.no_grad():
         seconds = min(timeit.repeat(forward, number=1, repeat=_TIMED))
     parameters = sum(parameter.numel() for parameter in network.trunk.parameters())
-    return _SizeAndSpeed(parameters, network.features, _BATCH / seconds)
+    return parameters, network.features, _BATCH / seconds
 
 
 def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
-    trunks = list(map(dataclasses.asdict, probes))
-    write_json(out / "probe.json", {"data": data_set, "trunks": trunks})
+    write_json(out / "probe.json", {"data": data_set, "trunks": list(map(dataclasses.asdict, probes))})
     write_csv(out / "probe.csv", _csv_rows(probes))
 
     caption = "Test classes, cosine similarity, percent; heads: mean and standard deviation over seeds."
-    rows = rows_of_all(probes)
     page = render(
         "comparison",
         title=f"Frozen trunks on {data_set}",
-        tables=[ReportTable("Trunks", COLUMNS, rows, caption)],
+        tables=[ReportTable("Trunks", COLUMNS, rows_of_all(probes), caption)],
         figures=[_picture(out, probe) for probe in probes],
     )
     write_text(out / "probe.html", page)
@@ -214,10 +199,8 @@ def _csv_rows(probes: Sequence[Probe]) -> list[list[Any]]:
     for probe in probes:
         about = [probe.trunk, probe.parameters, probe.features, probe.images_per_second]
         for row, metrics in probe.metrics.items():
-            line = [*about, row]
-            for metric in METRICS:
-                line += [metrics[metric]["mean"], metrics[metric]["std"]]
-            lines.append(line)
+            numbers = itertools.chain.from_iterable((each["mean"], each["std"]) for each in metrics.values())
+            lines.append([*about, row, *numbers])
     return lines
 
 
@@ -228,21 +211,18 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
 
     link = Markup('<a href="{0}/report.html">{0}</a>')
     links = Markup(" ").join(link.format(folder) for folder in probe.folders)
-    text = "Queries and their nearest test images"
-    if probe.gain:
-        text += ", with the head"
-    return ReportFigure(probe.trunk, place.read_bytes(), f"{text}: " + links)
+    head = ", with the head" if probe.gain else ""
+    return ReportFigure(probe.trunk, place.read_bytes(), f"Queries and their nearest test images{head}: " + links)
 
 
 def rows_of_all(probes: Sequence[Probe]) -> list[list[str]]:
     """The table's rows: features, their components, the head, and the head's gain."""
     rows = []
     for probe in probes:
-        speed = f"{probe.images_per_second:.0f}"
-        about = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), speed]
+        numbers = [f"{probe.parameters / 1e6:.1f} M", str(probe.features), f"{probe.images_per_second:.0f}"]
+        about = [probe.trunk, *numbers]
         for row, metrics in probe.metrics.items():
-            cells = [_mean_std(metrics[metric]) for metric in METRICS]
-            rows.append([*about, ROW_NAMES[row], *cells])
+            rows.append([*about, ROW_NAMES[row], *map(mean_std, metrics.values())])
             about = [""] * len(about)  # only the first row names the trunk
         if probe.gain:
             rows.append([*about, "head less frozen", *map(_gain_text, probe.gain.values())])
@@ -250,14 +230,5 @@ def rows_of_all(probes: Sequence[Probe]) -> list[list[str]]:
 
 
 def _gain_text(gain: Mapping[str, float | None]) -> str:
-    text = _mean_std(gain, "+")
-    if gain["p"] is None:
-        return text
-    return f"{text} (p = {gain['p']:.3f})"
-
-
-def _mean_std(about: Mapping[str, float | None], sign: str = "") -> str:
-    mean = percent(about["mean"], sign)
-    if about["std"] is None:
-        return mean
-    return f"{mean} ± {percent(about['std'])}"
+    p = "" if gain["p"] is None else f" (p = {gain['p']:.3f})"
+    return mean_std(gain, "+") + p

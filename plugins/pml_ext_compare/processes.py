@@ -1,7 +1,5 @@
 """Jobs in processes of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -12,8 +10,7 @@ from typing import Any
 from pml_ext.distributed import threads_for
 from pml_ext_train.training import PASSED_ON
 
-from .executors import POLL, Executor
-from .jobs import Job, JobResult, OnProgress, run_job
+from .jobs import POLL, Executor, Job, JobResult, OnProgress, run_job
 
 
 class Processes(Executor):
@@ -44,8 +41,7 @@ class Processes(Executor):
         return None
 
     def _new_worker(self) -> Connection:
-        used_numbers = {int(process.name) for process in self._workers.values()}
-        number = min(set(range(self.jobs)) - used_numbers)
+        number = min(set(range(self.jobs)) - {int(process.name) for process in self._workers.values()})
         environment = {"OMP_NUM_THREADS": str(threads_for(self.jobs))}
         if self._gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self._gpus[number % len(self._gpus)]
@@ -64,8 +60,7 @@ class Processes(Executor):
             try:
                 message = connection.recv()
             except (EOFError, OSError):
-                process = self._workers.pop(connection)
-                process.join()
+                self._workers.pop(connection).join()
                 message = JobResult(died=True)
             if isinstance(message, JobResult):
                 yield self.running.pop(connection), message
@@ -105,5 +100,4 @@ def _serve(connection: Connection, environment: dict[str, str]) -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent is gone; the run ends when it reports progress
         while True:
             job = connection.recv()
-            result = run_job(job, connection.send)
-            connection.send(result)
+            connection.send(run_job(job, connection.send))

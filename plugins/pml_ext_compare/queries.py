@@ -1,7 +1,5 @@
 """The same queries by several runs, side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +71,8 @@ def _counts_table(by_name: Mapping[str, NearestImages], baseline: str) -> Report
     for name, images in by_name.items():
         if name == baseline:
             continue
-        here_alone = images.is_right & ~base_right
-        base_alone = base_right & ~images.is_right
-        both = images.is_right & base_right
-        counts = [str(int(each.sum())) for each in (here_alone, base_alone, both)]
+        right = images.is_right
+        counts = [str(int(each.sum())) for each in (right & ~base_right, base_right & ~right, right & base_right)]
         rows.append([name, *counts])
 
     answerable = int(by_name[baseline].has_answer.sum())
@@ -84,8 +80,7 @@ def _counts_table(by_name: Mapping[str, NearestImages], baseline: str) -> Report
     if answerable < len(base_right):
         queries += f" that have a right answer ({len(base_right) - answerable:,} others have none)"
     caption = f"Queries whose nearest image is right, of {queries}; the first seed of each row, beside {baseline}."
-    columns = ["row", "found here alone", "found by the baseline alone", "by both"]
-    return ReportTable("Queries", columns, rows, caption)
+    return ReportTable("Queries", ["row", "found here alone", "found by the baseline alone", "by both"], rows, caption)
 
 
 def queries_that_differ(by_name: Mapping[str, NearestImages], count: int = QUERIES) -> list[int]:
@@ -95,8 +90,7 @@ def queries_that_differ(by_name: Mapping[str, NearestImages], count: int = QUERI
     generator = torch.Generator().manual_seed(0)
     shuffled = torch.randperm(len(smaller_party), generator=generator)
     by_difference = smaller_party[shuffled].argsort(descending=True, stable=True)
-    chosen: list[int] = shuffled[by_difference][:count].tolist()
-    return chosen
+    return shuffled[by_difference][:count].tolist()  # type: ignore[no-any-return]
 
 
 def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigure:
@@ -107,12 +101,11 @@ def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigur
         searched = run.images(run.data.gallery_of(run.queries))
         rows = []
         for query in chosen:
-            class_name = queries.class_names[queries.labels[query]]
-            row = [(queries.image(query), f"query\n{short_name(class_name)}", GRAY)]
+            name = short_name(queries.class_names[queries.labels[query]])
+            row = [(queries.image(query), f"query\n{name}", GRAY)]
             for number, images in enumerate(by_name.values(), start=1):
                 index = int(images.indices[query])
-                is_right = bool(images.is_right[query])
-                row.append(answer(searched.image(index), f"{number}", is_right))
+                row.append(answer(searched.image(index), f"{number}", bool(images.is_right[query])))
             rows.append(row)
         return gallery(rows)
 

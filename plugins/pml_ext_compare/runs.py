@@ -1,7 +1,5 @@
 """Runs of a comparison: planned, executed if missing, and grouped into rows."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
@@ -28,11 +26,9 @@ from pml_ext_train.recipe import (
     tables_of_papers,
     validate,
 )
-from pml_ext_train.records import is_finished
+from pml_ext_train.records import METRICS, is_finished
 
-from .executors import Executor
 from .groups import (
-    METRICS_FILE,
     Group,
     add_run,
     disambiguate_names,
@@ -42,7 +38,7 @@ from .groups import (
     settings_of,
 )
 from .job_queue import do
-from .jobs import BusyError, Job, OnProgress, ReportProgress
+from .jobs import BusyError, Executor, Job, OnProgress, ReportProgress
 
 MOST_PROGRESS = 0.99  # of a run that trains; tests follow
 PHASES_WITH_PROTOCOLS = ("before", "after")  # tests with metrics of protocols
@@ -69,8 +65,7 @@ class ProgressShares:
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
         """Forward the progress."""
-        epochs_done = epoch - 1 + done / iterations
-        self.on_progress(min(MOST_PROGRESS, epochs_done / self.epochs))
+        self.on_progress(min(MOST_PROGRESS, (epoch - 1 + done / iterations) / self.epochs))
 
     def warn(self, text: str) -> None:
         """Forward a warning."""
@@ -141,8 +136,7 @@ def plans_of(
     for fold in fold_numbers(folds):
         for name, recipe in recipes.items():
             if folds:
-                settings = validation_settings(1 / folds, recipe.evaluation.select, fold)
-                recipe = with_settings(recipe, settings, name)
+                recipe = with_settings(recipe, validation_settings(1 / folds, recipe.evaluation.select, fold), name)
             place = out / "runs" / f"{slug(name)}-{digest_of(recipe, data, trials)}"
             for seed in range(seeds):
                 folder = place / (f"seed-{seed}-fold-{fold}" if fold else f"seed-{seed}")
@@ -154,8 +148,7 @@ def digest_of(recipe: Recipe, data: Path | None, *more: Any) -> str:
     """A short checksum of all that changes results: recipe, data, versions, and ``more``."""
     tables = recipe.as_dict()
     _, settings = settings_of(tables)
-    data_folder = "" if data is None else str(data.resolve())
-    about = [settings, data_folder, *more, __version__, plugins_in(tables)]
+    about = [settings, "" if data is None else str(data.resolve()), *more, __version__, plugins_in(tables)]
     text = json.dumps(about, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -204,8 +197,10 @@ def check_reported(
     if not fitting:
         raise ConfigError(f"--baseline {baseline}: no row has the name {baseline!r}; rows: {', '.join(rows)}")
     if phase not in phases[fitting[0]]:
-        has = ", ".join(phases[fitting[0]])
-        raise ConfigError(f"--phase {phase}: the baseline, {fitting[0]}, has {has}; name another one by --baseline")
+        raise ConfigError(
+            f"--phase {phase}: the baseline, {fitting[0]}, has {', '.join(phases[fitting[0]])}; name another one by "
+            "--baseline"
+        )
 
 
 def reported_of(phase: str, metrics: Iterable[str]) -> list[str]:
@@ -257,7 +252,7 @@ def rows_of(
     for job, error in do(missing, executor, on_progress).items():
         missing[job].errors[job.name] = error
     for folder in run_folders.values():
-        if (folder / METRICS_FILE).exists():
+        if (folder / METRICS).exists():
             add_run(groups, folder)
     for group in found:
         if find_group(groups, group.settings, group.trials) is None:

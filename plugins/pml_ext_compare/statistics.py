@@ -1,7 +1,5 @@
 """Intervals, paired differences and tests, probability of improvement, and power."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -55,8 +53,7 @@ def estimate(values: ArrayLike) -> Estimate:
     std = float(sample.std(ddof=1))
     if std <= NO_SPREAD:
         return Estimate(mean, std, mean, mean)
-    standard_error = std / math.sqrt(len(sample))
-    low, high = stats.t.interval(1 - LEVEL, len(sample) - 1, mean, standard_error)
+    low, high = stats.t.interval(1 - LEVEL, len(sample) - 1, mean, std / math.sqrt(len(sample)))
     return Estimate(mean, std, float(low), float(high))
 
 
@@ -75,11 +72,7 @@ def paired_difference(
     if about.mean is None or about.std is None:
         return Difference(**asdict(about), pairs=pairs)
 
-    p = t_test(change)
-    wanted = None
-    if about.std > NO_SPREAD:
-        wanted = pairs_wanted(about.mean / about.std, alpha)
-
+    wanted = pairs_wanted(about.mean / about.std, alpha) if about.std > NO_SPREAD else None
     permuted = stats.permutation_test(
         (change,), np.mean, permutation_type="samples", vectorized=True, n_resamples=_RESAMPLES, random_state=seed
     )
@@ -88,7 +81,7 @@ def paired_difference(
     return Difference(
         **asdict(about),
         pairs=pairs,
-        p=p,
+        p=t_test(change),
         p_permutation=float(permuted.pvalue),
         better=float(wins.mean()),
         better_low=better_low,
@@ -116,11 +109,10 @@ def _interval_of_wins(wins: NDArray[np.float64], seed: int) -> tuple[float, floa
             (wins,), np.mean, n_resamples=_RESAMPLES, confidence_level=1 - LEVEL, method="percentile", random_state=seed
         )
         low, high = resampled.confidence_interval
-        return float(low), float(high)
-
-    if wins[0] == 0.5:  # only ties
-        return 0.0, 1.0
-    low, high = stats.binomtest(int(wins.sum()), len(wins)).proportion_ci(1 - LEVEL)
+    elif wins[0] == 0.5:  # only ties
+        low, high = 0.0, 1.0
+    else:
+        low, high = stats.binomtest(int(wins.sum()), len(wins)).proportion_ci(1 - LEVEL)
     return float(low), float(high)
 
 
@@ -184,5 +176,5 @@ def too_few_for_ranks(pairs: Iterable[int]) -> list[str]:
     few = [number for number in sorted(set(pairs)) if number > 1 and 2 / 2**number > LEVEL]
     if not few:
         return []
-    numbers = " or ".join(str(number) for number in few)
+    numbers = " or ".join(map(str, few))
     return [f"With {numbers} pairs neither Wilcoxon's test nor the permutation test can reach {LEVEL}."]

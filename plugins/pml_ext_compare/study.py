@@ -1,7 +1,5 @@
 """Studies of Optuna."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,8 +58,9 @@ class Study:
         try:
             return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
         except ValueError as error:
-            text = f"{path}: not Optuna's journal ({one_line(error)}); delete it to start the trials again"
-            raise DataError(text) from None
+            raise DataError(
+                f"{path}: not Optuna's journal ({one_line(error)}); delete it to start the trials again"
+            ) from None
 
     def begin(self, study: Any) -> Any:
         """Start a trial; the first has the recipe's own values that lie within the ranges.
@@ -73,8 +72,7 @@ class Study:
         trials = study.get_trials(deepcopy=False)
         if not trials:  # a process killed here leaves a waiting trial, which study.ask returns
             study.enqueue_trial(self._recipe_values())
-        number = sum(has_begun(trial) for trial in trials)
-        study.sampler = optuna.samplers.TPESampler(seed=number)
+        study.sampler = optuna.samplers.TPESampler(seed=sum(map(has_begun, trials)))
 
         own_values = flat(self.recipe.as_dict())
         return study.ask({key: _distribution(range_, own_values.get(key)) for key, range_ in self.ranges.items()})
@@ -121,14 +119,13 @@ class Study:
         """Ranges, trials, importance of the keys and best values, as plain values."""
         study = self._study_of_own_trials()
         chosen_on = f"{self.folds} folds of the training classes" if self.folds else "held-out training classes"
-        ranges = {key: range_.model_dump(exclude_defaults=True) for key, range_ in self.ranges.items()}
         return {
             "recipe": self.name,
             "sampler": "TPE",
             "pruner": "median",
             "metric": self.recipe.evaluation.select,
             "chosen on": chosen_on,
-            "ranges": ranges,
+            "ranges": {key: range_.model_dump(exclude_defaults=True) for key, range_ in self.ranges.items()},
             "importance": _importance(study),
             "best": self.best(),
             "trials": list(map(_about_trial, study.get_trials(deepcopy=False))),
@@ -138,9 +135,7 @@ class Study:
         """Write a recipe that extends the original by the best values."""
         parent = str(Path(self.name).resolve()) if ".toml" in self.name else self.name
         best = self.best()
-        metric = self.recipe.evaluation.select
-        origin = f"tuned: best of {self.trials} trials by {metric} of validation classes"
-
+        origin = f"tuned: best of {self.trials} trials by {self.recipe.evaluation.select} of validation classes"
         tables = overridden({"extends": parent, "origin": dict.fromkeys(best, origin)}, best.items())
         path = out / f"{slug(self.name)}-tuned.toml"
         write_text(path, tomli_w.dumps(tables))

@@ -1,7 +1,5 @@
 """Tables of a comparison: rows, differences and trials; LaTeX."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping
@@ -28,13 +26,15 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
     """A row per recipe, the best first: means with 95 % intervals, and the paper's values."""
     metrics = result["metrics"]
     printed = [metric for metric in metrics if any(row[metric]["paper"] for row in result["recipes"])]
+    cells = (row[metric]["paper"] for row, metric in itertools.product(result["recipes"], printed))
+    same_data = all(value["same_data"] for value in itertools.chain.from_iterable(cells))
     rows = []
     for row in best_first(result["recipes"], metrics[0]):
         name = row["recipe"]
         if row["unequal_settings"]:
             name += " *"
         measured = [_interval(row[metric]) for metric in metrics]
-        quoted = [_paper_texts(row[metric]["paper"]) for metric in printed]
+        quoted = [", ".join(dict.fromkeys(value["text"] for value in row[metric]["paper"])) for metric in printed]
         seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
         seeds = str(len(row[metrics[0]]["values"]))
         rows.append([name, seeds, *measured, *quoted, str(row["trials"]), seconds, row["selection"]])
@@ -42,7 +42,7 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
     titles = [*map(title_of, metrics), *(f"{title_of(metric)} in the paper" for metric in printed)]
     columns = ["recipe", "seeds", *titles, "trials", "seconds", "selection"]
     caption = "Mean over the seeds and its 95 % interval by Student's t, cut at 0 and 100; training seconds of one run."
-    if any(_is_of_other_data(result, metric) for metric in printed):
+    if not same_data:
         caption += " The papers' values are of their own data and networks."
     return ReportTable("Rows", columns, rows, caption)
 
@@ -60,16 +60,6 @@ def best_first(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
 def goodness(metric: str, mean: float | None) -> float:
     """A number that is greater for better means."""
     return -math.inf if mean is None else direction(metric) * mean
-
-
-def _is_of_other_data(result: Mapping[str, Any], metric: str) -> bool:
-    values = itertools.chain.from_iterable(row[metric]["paper"] for row in result["recipes"])
-    return any(not value["same_data"] for value in values)
-
-
-def _paper_texts(values: list[dict[str, Any]]) -> str:
-    texts = dict.fromkeys(value["text"] for value in values)
-    return ", ".join(texts)
 
 
 def differences_table(result: Mapping[str, Any]) -> ReportTable:
@@ -114,9 +104,7 @@ def _improvement(difference: Mapping[str, Any]) -> str:
 def _pairs_wanted(difference: Mapping[str, Any]) -> str:
     if difference["p"] is None:
         return ""
-    if difference["wanted"] is None:
-        return "> 1000"
-    return str(difference["wanted"])
+    return "> 1000" if difference["wanted"] is None else str(difference["wanted"])
 
 
 def tuning_table(about: Mapping[str, Any]) -> ReportTable:
@@ -132,7 +120,10 @@ def tuning_table(about: Mapping[str, Any]) -> ReportTable:
         if about[name]:
             texts = [f"{key} {_value(value)}" for key, value in about[name].items()]
             sentences.append(f"{name.capitalize()}: {', '.join(texts)}")
-    ranges = [_range(key, range_) for key, range_ in about["ranges"].items()]
+    ranges = []
+    for key, range_ in about["ranges"].items():
+        texts = [f"{name} {value}" for name, value in range_.items()]
+        ranges.append(f"{key} {', '.join(texts)}")
     sentences.append(f"Ranges: {'; '.join(ranges)}")
     sentences.append(
         f"{about['sampler']} sampler, {about['pruner']} pruner, by {title_of(about['metric'])} of {about['chosen on']}"
@@ -143,16 +134,9 @@ def tuning_table(about: Mapping[str, Any]) -> ReportTable:
 
 
 def _value(value: Any) -> str:
-    if value is None:
-        return ""
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
-
-
-def _range(key: str, range_: Mapping[str, Any]) -> str:
-    texts = [f"{name} {value}" for name, value in range_.items()]
-    return f"{key} {', '.join(texts)}"
+    return "" if value is None else str(value)
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
@@ -183,16 +167,16 @@ def latex_table(table: ReportTable) -> str:
     escapes = str.maketrans(_LATEX_ESCAPES)
     escaped = [[cell.translate(escapes) for cell in row] for row in (table.columns, *table.rows)]
     header, *body = [" & ".join(cells) + r" \\" for cells in escaped]
-    alignment = "l" + "r" * (len(table.columns) - 1)
-    begin = rf"\begin{{tabular}}{{{alignment}}}"
-    all_lines = [begin, r"\toprule", header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""]
-    return "\n".join(all_lines)
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
+    return "\n".join([begin, r"\toprule", header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def mean_std(about: Mapping[str, float | None], sign: str = "") -> str:
+    """Mean and standard deviation in percent; the mean alone for one run."""
+    deviation = "" if about["std"] is None else f" ± {percent(about['std'])}"
+    return percent(about["mean"], sign) + deviation
 
 
 def _interval(about: Mapping[str, float | None], sign: str = "") -> str:
-    mean = percent(about["mean"], sign)
-    if about["low"] is None:
-        return mean
-    low = percent(about["low"], sign)
-    high = percent(about["high"], sign)
-    return f"{mean} [{low}, {high}]"
+    interval = "" if about["low"] is None else f" [{percent(about['low'], sign)}, {percent(about['high'], sign)}]"
+    return percent(about["mean"], sign) + interval

@@ -1,7 +1,5 @@
 """Trials of a study as jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tuning by Optuna: equally many trials per recipe, on validation classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,10 +8,9 @@ from typing import Any
 from pml_ext.errors import ConfigError
 from pml_ext_train.recipe import Override, Recipe, load_recipes, ranges_of
 
-from .executors import Executor
 from .groups import Group
 from .job_queue import do
-from .jobs import OnProgress
+from .jobs import Executor, OnProgress
 from .runs import digest_of, slug, validation_settings, with_settings
 from .study import Study
 from .trials import TrialJob
@@ -39,23 +36,16 @@ def studies_of(
     studies = []
     for full_name, ranges in ranges_of(name, overrides).items():
         if not ranges:
-            example = '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
-            raise ConfigError(f"{full_name} has no [tune] table; --tune needs ranges in it, such as {example}")
+            raise ConfigError(
+                f"{full_name} has no [tune] table; --tune needs ranges in it, such as "
+                '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
+            )
 
         own_recipe = recipes[full_name]
         recipe = with_settings(own_recipe, _settings_of_trials(own_recipe, folds), full_name)
-        plain_ranges = {key: range_.model_dump() for key, range_ in ranges.items()}
-        digest = digest_of(recipe, data, folds, plain_ranges)
-        study = Study(
-            name=full_name,
-            own_recipe=own_recipe,
-            recipe=recipe,
-            folds=folds,
-            ranges=ranges,
-            trials=trials,
-            place=out / "studies" / f"{slug(full_name)}-{digest}",
-        )
-        studies.append(study)
+        digest = digest_of(recipe, data, folds, {key: range_.model_dump() for key, range_ in ranges.items()})
+        place = out / "studies" / f"{slug(full_name)}-{digest}"
+        studies.append(Study(full_name, own_recipe, recipe, folds, ranges, trials, place))
     return studies
 
 

@@ -1,7 +1,5 @@
 """Density adaptivity: Li et al., 2019."""
 
-from __future__ import annotations
-
 from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 LI_2019 = Paper(

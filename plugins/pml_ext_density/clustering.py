@@ -1,7 +1,5 @@
 """The structured clustering loss, a baseline of the density paper (Table I)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar, Unpack
 

@@ -4,8 +4,6 @@ Slot c holds the c-th class of the batch in increasing order. On accelerators an
 slots as embeddings, some empty, so no shape depends on labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 

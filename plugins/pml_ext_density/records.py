@@ -29,10 +29,7 @@ def write_epoch(
     """Add an epoch to the table; drop later ones."""
     from pml_ext.plugin import write_atomically
 
-    rows = []
-    for row in read_rows(path):
-        if int(row["epoch"]) < epoch:
-            rows.append(list(row.values()))
+    rows = [list(row.values()) for row in read_rows(path) if int(row["epoch"]) < epoch]
     for label, target, density in zip(labels, targets, densities, strict=True):
         rows.append([str(epoch), str(label), f"{target:.7g}", f"{density:.7g}"])
 
@@ -70,8 +67,7 @@ def compared(parts: Mapping[str, Sequence[float]]) -> Figure:
     edges = np.histogram_bin_edges(np.concatenate([*map(np.asarray, parts.values())]), 30)
     for (name, values), color in zip(parts.items(), (figures.BLUE, figures.ORANGE), strict=False):
         shares = [1 / len(values)] * len(values)
-        label = f"{name}: {np.mean(values):.3f}"
-        axes.hist(values, edges, weights=shares, color=color, alpha=0.55, label=label)
+        axes.hist(values, edges, weights=shares, color=color, alpha=0.55, label=f"{name}: {np.mean(values):.3f}")
     labels = {"xlabel": "density (mean squared distance to the class's mean)", "ylabel": "share of the classes"}
     figures.label_axes(axes, legend=True, **labels)
     return figure

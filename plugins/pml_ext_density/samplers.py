@@ -1,7 +1,5 @@
 """Batches of whole classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

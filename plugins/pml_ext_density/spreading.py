@@ -1,7 +1,5 @@
 """Two regularizers that spread embeddings over the sphere; baselines of the paper."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

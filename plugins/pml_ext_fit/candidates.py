@@ -1,7 +1,5 @@
 """What can be delivered: features of a pretrained trunk, its last blocks, a small network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +7,7 @@ from .closed_forms import AS_THEY_ARE, CLOSED_FORMS, ClosedForm
 from .framing import DEFAULT, Framing
 from .images import OwnImages
 from .settings import Settings
-from .trunk import LITE0, PRETRAINED, Trunk
+from .trunk import FROZEN, LITE0, PRETRAINED, Trunk
 
 SMALL = "fit/photographs"
 LAST_BLOCKS = "last blocks"
@@ -39,9 +37,8 @@ def features_of_images(
 ) -> Candidate:
     """Features of the pretrained trunk, unwhitened or whitened."""
     title = f"frozen features{form.title}"
-    frozen: Settings = {"model.freeze": "trunk", "model.start": "random", "model.refit": "none"}
-    frozen["optimizer.head_lr_factor"] = 1.0  # no head trains
-    settings = images.settings_of(PRETRAINED, framing) | trunk.settings | frozen | form.settings(trunk.features)
+    no_head: Settings = FROZEN | {"optimizer.head_lr_factor": 1.0}
+    settings = images.settings_of(PRETRAINED, framing) | trunk.settings | no_head | form.settings(trunk.features)
     return Candidate(title, PRETRAINED, settings, f"{title.capitalize()} of {trunk.title}", form)
 
 
@@ -68,12 +65,12 @@ def last_blocks(
 
 def small_network(images: OwnImages) -> Candidate:
     """A small convolutional network from scratch."""
-
-    def trial_settings(classes: int, share: float) -> Settings:
-        return images.batches_of(classes)
-
-    title = "small network from scratch"
-    return Candidate(title, SMALL, images.settings_of(SMALL), trial_settings=trial_settings)
+    return Candidate(
+        "small network from scratch",
+        SMALL,
+        images.settings_of(SMALL),
+        trial_settings=lambda classes, share: images.batches_of(classes),
+    )
 
 
 def untrained_network(images: OwnImages) -> Candidate:
@@ -84,8 +81,7 @@ def untrained_network(images: OwnImages) -> Candidate:
         "model.embedder": "none",
         "model.embedding_size": CHANNELS * (images.side // SHRINKS) ** 2,
     }
-    title = "features of a small network with random weights"
-    return Candidate(title, SMALL, images.settings_of(SMALL) | untrained)
+    return Candidate("features of a small network with random weights", SMALL, images.settings_of(SMALL) | untrained)
 
 
 def closed_forms(images: OwnImages, framing: Framing, trunk: Trunk) -> list[Candidate]:

@@ -1,7 +1,5 @@
 """Embedders without training: features, whitened in total or within classes, or unwhitened."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,8 +49,7 @@ def coordinates(features: Tensor) -> Tensor:
     if len(features) >= features.shape[1]:
         return features
     left, sizes, _ = torch.linalg.svd(features.double(), full_matrices=False)
-    rows: Tensor = left * sizes
-    return rows.to(features.dtype)
+    return (left * sizes).to(features.dtype)  # type: ignore[no-any-return]
 
 
 def shrinkage_of_coordinates(found: int, size: int) -> float:

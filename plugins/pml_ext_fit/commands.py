@@ -1,7 +1,5 @@
 """``pml-ext fit``: choose what to train on your own images or vectors, and train it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

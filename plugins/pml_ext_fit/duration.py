@@ -1,7 +1,5 @@
 """How long ``fit`` takes, estimated before it begins."""
 
-from __future__ import annotations
-
 from pml_ext_train.data import DataSplits
 
 from .candidates import features_of_images, last_blocks
@@ -69,8 +67,7 @@ def _seconds_of_framings(images: OwnImages, trunk: Trunk, each: PerImage, sample
     sides = [smallest] * len(compared.squash) + larger
     if len(sides) == 1:
         return 0.0
-    measured = images.chosen_size or trunk.framing.side
-    passes = sum((side / measured) ** 2 for side in sides)
+    passes = sum((side / (images.chosen_size or trunk.framing.side)) ** 2 for side in sides)
     return sample * (each.reading + passes * each.passing)
 
 

@@ -4,8 +4,6 @@ The first stage trains the last blocks, from a head in closed form. The second t
 cosine; batch norms keep the statistics of the pretrained trunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,8 +33,8 @@ def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
 
 def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Override]) -> None:
     """Raise errors of settings, such as too few epochs, before the trials."""
-    settings = images.settings_of(BLOCKS_FIRST) | trunk.settings_of_fine_tuning
-    load_recipe(BLOCKS_FIRST, [*overrides_of(settings), *overrides])
+    fitting = overrides_of(images.settings_of(BLOCKS_FIRST) | trunk.settings_of_fine_tuning)
+    load_recipe(BLOCKS_FIRST, [*fitting, *overrides])
 
 
 def without_epochs(overrides: Iterable[Override]) -> list[Override]:
@@ -60,12 +58,10 @@ def continued(decision: Decision, images: OwnImages, trunk: Trunk, place: Workpl
     seen = last.epochs * last.sampler.iterations * last.sampler.batch_size
     first = "last blocks" if trunk.last_blocks is not None else "head"
     then = f"first the {first} for {tables.stages[0].epochs} epochs, then the whole network for {last.epochs}"
-    line = f"fine-tunes: {then}"
     per_image = seconds_per_image(candidate, place.overrides, place.device, place.data)
+    about = ""
     if per_image is not None:
-        minutes = max(1, round(WHOLE_STEP * seen * per_image.passing / 60))
-        line += f"; about {minutes} more minutes"
-    place.say(line)
-    description = decision.description or tables.description
-    settings["description"] = f"{description}. Fine-tuned: {then}"
+        about = f"; about {max(1, round(WHOLE_STEP * seen * per_image.passing / 60))} more minutes"
+    place.say(f"fine-tunes: {then}{about}")
+    settings["description"] = f"{decision.description or tables.description}. Fine-tuned: {then}"
     return Choice(candidate.title, BLOCKS_FIRST, settings)

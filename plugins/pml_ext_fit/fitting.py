@@ -1,7 +1,5 @@
 """What ``fit`` trains: a recipe and its settings, chosen by trials or by the options."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -90,14 +88,15 @@ def _fitting_for_vectors(place: Path, options: FitOptions, listener: Listener) -
             raise ConfigError(
                 "--closed-form compares by trials, in one process; leave out torchrun and settings of the model"
             )
-        kept = resume.kept_choice(options.out, found.name) if options.resume and options.out is not None else None
+        kept = resume.kept_choice(options, found.name)
         if kept is not None:
             listener.step(f"goes on with what was chosen before: {kept.title}")
             return Fitting(kept.recipe, overrides_of(kept.settings), options.out, True, found.name, None)
         for line in found.of_training:
             listener.step(line)
-        settings = overrides_of(found.settings)
-        return Fitting(VECTORS, settings, options.out, options.resume, found.name, found.as_they_are)
+        return Fitting(
+            VECTORS, overrides_of(found.settings), options.out, options.resume, found.name, found.as_they_are
+        )
 
     def choose(place: Workplace) -> Choice:
         return selection.choose_for_vectors(found, place, options.closed_form).choice()
@@ -125,8 +124,7 @@ def _fitting_for_images(place: Path, options: FitOptions, listener: Listener) ->
         listener.step(found.last_line)
         small = small_network(found)
         features = features_as_they_are(found, DEFAULT, None)
-        of_small = overrides_of(small.settings)
-        return Fitting(small.recipe, of_small, options.out, options.resume, found.name, features)
+        return Fitting(small.recipe, overrides_of(small.settings), options.out, options.resume, found.name, features)
     settings = [*options.general, *options.overrides]
     trunk = options.trunk or LITE0
 
@@ -188,18 +186,15 @@ def _chosen_by_trials(
     """
     check_folder(options.out, options.resume)
     out = options.out
+    kept = resume.kept_choice(options, name)
     if out is None:
-        stem = Path(name.partition(":")[2]).resolve().stem
-        out = default_folder(stem, options.seed)
-    elif options.resume:
-        kept = resume.kept_choice(out, name)
-        if kept is not None:
-            if options.fine_tune:
-                recipe = load_recipe(kept.recipe, overrides_of(kept.settings))
-                fine_tuning.check_resumed(out, kept.recipe, recipe)
-            check_resumed(out, kept.settings.get("model.trunk"), options.trunk)
-            listener.step(f"goes on with what was chosen before: {kept.title}")
-            return out, kept
+        out = default_folder(Path(name.partition(":")[2]).resolve().stem, options.seed)
+    elif kept is not None:
+        if options.fine_tune:
+            fine_tuning.check_resumed(out, kept.recipe, load_recipe(kept.recipe, overrides_of(kept.settings)))
+        check_resumed(out, kept.settings.get("model.trunk"), options.trunk)
+        listener.step(f"goes on with what was chosen before: {kept.title}")
+        return out, kept
     check()
 
     def stopped(again: str) -> str:

@@ -1,7 +1,5 @@
 """Which run belongs to a folder of photographs."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folds of training items: each class is held out once, or each item if the tested classes train."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,9 +31,8 @@ class Folds:
     classes: int  # that are held out, in one fold or in all
 
     def __str__(self) -> str:
-        if self.by == "class":
-            return f"each of {self.classes} training classes held out once, in {len(self.parts)} folds"
-        return f"the items of {self.classes} training classes held out once, in {len(self.parts)} folds"
+        held_out = "each" if self.by == "class" else "the items"
+        return f"{held_out} of {self.classes} training classes held out once, in {len(self.parts)} folds"
 
 
 def folds_of(labels: Any, shared: bool, seed: int) -> Folds | None:

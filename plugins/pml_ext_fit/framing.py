@@ -1,7 +1,5 @@
 """How the pretrained trunk sees images: their middle, or the whole squashed to a square, and at which size."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

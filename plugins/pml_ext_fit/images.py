@@ -1,7 +1,5 @@
 """The split, image size and batches that fit a folder or a table of images."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -9,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,6 +26,7 @@ from .own_data import (
     range_of,
     sampler_of,
     selection_on,
+    shares_classes,
     splits_of,
     takes_fitting_batches,
 )
@@ -72,7 +71,7 @@ class OwnImages:
         classes, per_class = self.batch_of(self.training_classes)
         return max(FEWEST_ITERATIONS, int(share * self.training_images) // (classes * per_class))
 
-    def with_training_images(self, images: LabeledImages) -> OwnImages:
+    def with_training_images(self, images: LabeledImages) -> Self:
         """The same with the numbers of other training images, such as the readable ones."""
         _, counts = np.unique(images.labels, return_counts=True)
         return replace(
@@ -132,8 +131,7 @@ def describe_images(place: Path, overrides: Iterable[Override] = (), root: Path 
 
     split_is_chosen = "split" in options or _is_divided(place, options)
     if not split_is_chosen:
-        by_image = splits_of(name, options | {"split": "image"}, root)
-        split = fitting_split(place, parts_of(by_image))
+        split = fitting_split(place, parts_of(splits_of(name, options | {"split": "image"}, root)))
         options["split"] = split
         data["data.split"] = split
     splits = splits_of(name, options, root)
@@ -157,8 +155,6 @@ def describe_images(place: Path, overrides: Iterable[Override] = (), root: Path 
         f"{place}: {len(images_per_class)} classes of {range_of(images_per_class)} images, {_size_range(image_sizes)}",
         describe_split(parts, split_is_chosen),
     ]
-    trained_labels = set(parts[0].labels.tolist())
-    tested_labels = set(parts[-1].labels.tolist())
     return OwnImages(
         name=name,
         data=data,
@@ -168,7 +164,7 @@ def describe_images(place: Path, overrides: Iterable[Override] = (), root: Path 
         training_classes=len(trained_per_class),
         images_per_class=float(np.median(trained_per_class)),
         tested_images=sum(len(part) for part in parts[1:]),
-        splits_by_class=trained_labels.isdisjoint(tested_labels),
+        splits_by_class=not shares_classes(parts),
         side=side,
         aspect=aspect,
         chosen_size=None if chosen_size is None else int(chosen_size),
@@ -197,8 +193,7 @@ def is_table(place: Path) -> bool:
 
 def name_of(place: Path) -> str:
     """The data set's name, ``folder:PATH`` or ``table:PATH``."""
-    kind = "table" if is_table(place) else "folder"
-    return f"{kind}:{place}"
+    return f"{'table' if is_table(place) else 'folder'}:{place}"
 
 
 def _check_columns(place: Path, options: Mapping[str, Any]) -> None:
@@ -233,8 +228,7 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
 
 
 def _fits_in_memory(images: int, side: int, aspect: float) -> bool:
-    values_of_image = 3 * side * side * aspect
-    return images * values_of_image <= IN_MEMORY
+    return images * 3 * side * side * aspect <= IN_MEMORY
 
 
 def _fitting_side(sizes: list[tuple[int, int]]) -> int:
@@ -246,6 +240,4 @@ def _fitting_side(sizes: list[tuple[int, int]]) -> int:
 def _size_range(sizes: list[tuple[int, int]]) -> str:
     smallest = "{} x {}".format(*min(sizes, key=np.prod))
     largest = "{} x {}".format(*max(sizes, key=np.prod))
-    if smallest == largest:
-        return smallest
-    return f"{smallest} to {largest} pixels"
+    return smallest if smallest == largest else f"{smallest} to {largest} pixels"

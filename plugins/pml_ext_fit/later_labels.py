@@ -4,8 +4,6 @@ The table is copied, with absolute paths and readable files only. A run of the c
 forms on the kept features, and fits the best one.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib
@@ -13,7 +11,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pml_ext.distributed import choose_device
 from pml_ext.errors import ConfigError, DataError
@@ -21,6 +19,7 @@ from pml_ext_train.data import CLUSTERS_COLUMNS, is_empty, read_rows, table_text
 from pml_ext_train.files import as_spelled, write_text
 from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, overrides_of, preprocessing_of, tables_of
 from pml_ext_train.records import tables_of_run
+from pml_ext_train.retrieval import EmbeddingListener
 
 from . import folder_runs
 from .framing import CUTS, SQUASH
@@ -28,9 +27,6 @@ from .one_pass import keep_features
 from .settings import Settings
 from .trunk import LITE0, SMALL_NETWORK, Trunk, trunk_of_table
 from .unlabeled import IMAGES, unlabeled_settings
-
-if TYPE_CHECKING:
-    from pml_ext_train.retrieval import EmbeddingListener
 
 FRAMING = (*CUTS, SQUASH)
 NOTHING_IS_READ: Settings = {"data.unreadable": "stop", "data.cache": "none"}
@@ -68,8 +64,7 @@ def labeled_table(
     folder = folder.expanduser().resolve()
     columns, placed = _read(folder, labels, overrides)
     trunk, framing = _seen_as(folder, trunk)
-    of_trunk = unlabeled_settings(trunk)
-    recipe = load_recipe(IMAGES, overrides_of({"data.path": str(folder)} | of_trunk | framing))
+    recipe = load_recipe(IMAGES, overrides_of({"data.path": str(folder)} | unlabeled_settings(trunk) | framing))
     splits = build_dataset(recipe.data, None)
     preprocessing, _ = preprocessing_of(recipe, splits)
     found = keep_features(recipe, splits.train, preprocessing, choose_device(device), listener.step, listener.embedding)

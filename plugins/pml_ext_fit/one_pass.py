@@ -1,7 +1,5 @@
 """Features of images, computed once and kept for whitening and the collection."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -80,8 +78,7 @@ def keep_features(
 
     if len(unreadable) == len(images):
         raise DataError(f"none of {len(images)} images can be read; the first: {next(iter(unreadable.values()))}")
-    is_readable = np.array([str(path) not in unreadable for path in images.paths])
-    kept = images.subset(is_readable)
+    kept = images.subset(np.array([str(path) not in unreadable for path in images.paths]))
     return OnePass(kept, cache.of(kept.with_transform(steps)), unreadable)
 
 

@@ -1,21 +1,17 @@
 """The split and the batches that fit images or vectors with labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
 from pml_ext.errors import DataError
+from pml_ext_train.data import DataSplits, LabeledImages
 from pml_ext_train.recipe import DataTable, Override, build_dataset, name_or_value, tables_of, wrong_setting
 
-if TYPE_CHECKING:
-    from pml_ext_train.data import DataSplits, LabeledImages
-
-    from .settings import Settings
+from .settings import Settings
 
 MANY_CLASSES = 20  # classes from which on some are kept from training: fewer teach too little about others
 FEW_ITEMS = 4  # images of a class that can be divided, two to train and two to test
@@ -69,6 +65,11 @@ def items_per_class(parts: list[LabeledImages]) -> Any:
     return counts
 
 
+def shares_classes(parts: list[LabeledImages]) -> bool:
+    """Whether tested classes train."""
+    return not set(parts[0].labels.tolist()).isdisjoint(parts[-1].labels.tolist())
+
+
 def fitting_split(place: Path, parts: list[LabeledImages]) -> str:
     """``"class"`` for many classes, or few items of each; else ``"image"``."""
     per_class = items_per_class(parts)
@@ -76,8 +77,11 @@ def fitting_split(place: Path, parts: list[LabeledImages]) -> str:
     few_items = np.median(per_class) < FEW_ITEMS
     if few_items and classes < FEW_ITEMS:
         noun = noun_of(parts)
-        found = f"{classes} classes, most with fewer than {FEW_ITEMS} {noun}"
-        raise DataError(f"{found}; wanted two classes of {FEW_ITEMS} {noun}, or {FEW_ITEMS} classes", source=str(place))
+        raise DataError(
+            f"{classes} classes, most with fewer than {FEW_ITEMS} {noun}; wanted two classes of {FEW_ITEMS} {noun}, or "
+            f"{FEW_ITEMS} classes",
+            source=str(place),
+        )
     if few_items or classes >= MANY_CLASSES:
         return "class"
     return "image"
@@ -85,15 +89,14 @@ def fitting_split(place: Path, parts: list[LabeledImages]) -> str:
 
 def describe_split(parts: list[LabeledImages], split_is_chosen: bool) -> str:
     """A line about the split, with the setting for the other one unless it was chosen."""
-    train = parts[0]
-    trained_labels = set(train.labels.tolist())
-    if trained_labels & set(parts[-1].labels.tolist()):
+    if shares_classes(parts):
         tested = sum(len(part) for part in parts[1:])
-        text = f"{len(train):,} {noun_of(parts)} to train, {tested:,} others of the same classes to test"
+        text = f"{len(parts[0]):,} {noun_of(parts)} to train, {tested:,} others of the same classes to test"
         other = "class"
     else:
-        tested = len(items_per_class(parts)) - len(trained_labels)
-        text = f"{len(trained_labels)} classes to train, {tested} others, never trained on, to test"
+        trained = len(items_per_class(parts[:1]))
+        tested = len(items_per_class(parts)) - trained
+        text = f"{trained} classes to train, {tested} others, never trained on, to test"
         other = "image"
     if split_is_chosen:
         return text

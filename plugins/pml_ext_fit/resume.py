@@ -1,7 +1,5 @@
 """Runs that were started before: their folders, their choices, and how they continue."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import shutil
@@ -17,6 +15,7 @@ from pml_ext_train.records import CHOICE, RECIPE, TRIALS, tables_of_run
 from pml_ext_train.training import listening, stopped as stopped_by
 
 from .candidates import Choice
+from .fit_options import FitOptions
 
 
 def begun_run(folder: Path, name: str, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -45,20 +44,21 @@ def keep_choice(folder: Path, chosen: Choice, name: str) -> None:
     write_json(folder / CHOICE, {"data": name, **asdict(chosen)})
 
 
-def kept_choice(folder: Path, name: str) -> Choice | None:
-    """The stored choice, or None; ConfigError for other data."""
-    file = folder / CHOICE
-    if not file.is_file():
+def kept_choice(options: FitOptions, name: str) -> Choice | None:
+    """The stored choice of a run that is resumed, or None; ConfigError for other data."""
+    if not options.resume or options.out is None or not (options.out / CHOICE).is_file():
         return None
+    file = options.out / CHOICE
     try:
         kept = read_json(file)
-        _check_data(folder, kept["data"], name)
-        return Choice(kept["title"], kept["recipe"], dict(kept["settings"]))
+        chosen = Choice(kept["title"], kept["recipe"], dict(kept["settings"]))
+        data = kept["data"]
     except (DamagedError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        text = f"{file}: not what a command has chosen ({one_line(error)})"
-        raise DataError(f"{text}; delete it, and --resume makes the trials again") from None
+        raise DataError(
+            f"{file}: not what a command has chosen ({one_line(error)}); delete it, and --resume makes the trials again"
+        ) from None
+    _check_data(options.out, data, name)
+    return chosen
 
 
 @contextlib.contextmanager

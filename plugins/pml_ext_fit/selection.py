@@ -4,8 +4,6 @@ Candidates are fitted on the other classes. The best closed form is taken, unles
 better. Trained ones are tried in one fold, and in more while nothing is decided. Test images are never used.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -21,18 +19,16 @@ from pml_ext_train.data import DataSplits, LabeledImages, prepare
 from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, overrides_of, preprocessing_of, tables_of
 from pml_ext_train.records import import_tracker
 
-from . import vector_candidates
+from . import vectors as own_vectors
 from .candidates import LAST_BLOCKS, Candidate, Choice, closed_forms, features_of_images, last_blocks, trained
-from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
 from .duration import DEPTH, FEATURES, FRAMING, TRIAL, described as expected_in_all, expected
 from .folds import Folds, folds_of
 from .framing import Framing, as_given, framings_to_compare
 from .images import OwnImages
-from .scores import Scores, joined, scores_of
+from .scores import SIGNIFICANT, Scored, Scores, best_of, gain, is_significant, joined, scores_of
 from .timing import TimeLeft
 from .trials import Trials, Workplace
-from .trunk import BLOCKS_FIRST, FROZEN, LITE0, PRETRAINED, Trunk
-from .vectors import OwnVectors
+from .trunk import BLOCKS_FIRST, LITE0, PRETRAINED, Trunk
 
 SAMPLE = 300  # training images on which ways to frame them are compared
 LEAST_OF_CLASS = 8  # of a class in the sample, if it has as many
@@ -88,8 +84,7 @@ def why_not(trunk_is_named: bool = False, needing: str = "") -> str:
 def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Override]) -> None:
     """Raise errors of settings and missing trackers before the trials."""
     frozen = features_of_images(images, trunk.framing, trunk=trunk)
-    recipe = load_recipe(frozen.recipe, [*overrides_of(frozen.settings), *overrides])
-    for tracker in recipe.track:
+    for tracker in load_recipe(frozen.recipe, [*overrides_of(frozen.settings), *overrides]).track:
         import_tracker(tracker.name)
 
 
@@ -108,14 +103,15 @@ def choose(
     if folds is None:
         return _untried(first, trunk, place)
 
-    sample = len(sample_of(splits.train.labels, place.seed))
-    cannot_be_cut = trunk.last_blocks is None and not closed_form
-    if cannot_be_cut:
-        place.say(f"{trunk.name} has no blocks to train from kept activations: {FROZEN}")
-    trains = not closed_form and not cannot_be_cut
+    trains = not closed_form and trunk.last_blocks is not None
+    if not closed_form and not trains:
+        place.say(
+            f"{trunk.name} has no blocks to train from kept activations: unwhitened and whitened frozen features are "
+            "compared, and nothing is trained"
+        )
     if fine_tune:
         trunk = replace(trunk, deeper=None)
-    left = expected(images, trunk, splits, folds, sample, place, trains)
+    left = expected(images, trunk, splits, folds, len(sample_of(splits.train.labels, place.seed)), place, trains)
     if left is None:
         left = TimeLeft({})  # what cannot be read is told below
     else:
@@ -147,16 +143,15 @@ def choose(
         left.end(DEPTH)
     left.leave_out(DEPTH)
     left.trains(best.candidate.title)
-    description = f"{described(best, scored, folds)}; images: {framing.title}"
-    title = best.candidate.title
-    place.say(f"chooses {title}, {framing.title}: that took {time.perf_counter() - started:.0f} s{left}")
-    return Decision(best.candidate, description)
+    seconds = time.perf_counter() - started
+    place.say(f"chooses {best.candidate.title}, {framing.title}: that took {seconds:.0f} s{left}")
+    return Decision(best.candidate, f"{described(best, scored, folds)}; images: {framing.title}")
 
 
-def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool = False) -> Decision:
+def choose_for_vectors(vectors: own_vectors.OwnVectors, place: Workplace, closed_form: bool = False) -> Decision:
     """Try the candidates for vectors; with ``closed_form`` only those without training."""
     started = time.perf_counter()
-    first, *_ = free = vector_candidates.closed_forms(vectors)
+    first, *_ = free = own_vectors.closed_forms(vectors)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
     splits = build_dataset(recipe.data, place.data)
     folds = folds_of(splits.train.labels, vectors.shares_classes, place.seed)
@@ -168,11 +163,10 @@ def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool 
         return Decision(first)
     features, relation = place.features_of(first, splits, splits.train, {})
     trials = Trials(place, splits, folds, features, relation)
-    costly = [] if closed_form else vector_candidates.trained(vectors)
+    costly = [] if closed_form else own_vectors.trained(vectors)
     best, scored = try_all(free, costly, trials, place)
-    description = described(best, scored, folds)
     place.say(f"chooses {best.candidate.title}: that took {time.perf_counter() - started:.0f} s")
-    return Decision(best.candidate, description)
+    return Decision(best.candidate, described(best, scored, folds))
 
 
 def _untried(frozen: Candidate, trunk: Trunk, place: Workplace) -> Decision:
@@ -201,9 +195,7 @@ def choose_framing(images: OwnImages, trunk: Trunk, splits: DataSplits, place: W
     sample = splits.train.subset(sample_of(splits.train.labels, place.seed))
     sample = readable(features_of_images(images, framings[0], trunk=trunk), splits, sample, place)
     place.say(f"compares ways to see images, by features of {len(sample)} of them (Recall@1 / MAP@R)")
-    found: dict[Framing, list[Scores]] = {}
-    for framing in framings:
-        found[framing] = _scores_of_framing(images, trunk, framing, splits, sample, place)
+    found = {framing: _scores_of_framing(images, trunk, framing, splits, sample, place) for framing in framings}
     few = _are_few(images)
     best = max(framings, key=lambda framing: _mean(found[framing]))
     for side in compared.sides[1:]:
@@ -247,8 +239,7 @@ def _scores_of_framing(
         by_fold = [scores_of(features, torch.as_tensor(sample.labels))]
     else:
         trials = Trials(place, replace(splits, train=sample), folds, features, relation)
-        free = scored_closed_forms(closed_forms(images, framing, trunk), trials)
-        by_fold = best_of(free).by_fold
+        by_fold = best_of(scored_closed_forms(closed_forms(images, framing, trunk), trials)).by_fold
     place.say(f"  {framing.title}: {joined(by_fold)}")
     return by_fold
 
@@ -318,8 +309,7 @@ def try_trained(candidate: Candidate, best: Scored, trials: Trials, place: Workp
             break
         by_fold.append(scores)
         difference, p = gain(by_fold, best.by_fold)
-        free = best.by_fold[number - 1]
-        place.say(f"  {candidate.title}, fold {number}: {scores}; {best.candidate.title}: {free}")
+        place.say(f"  {candidate.title}, fold {number}: {scores}; {best.candidate.title}: {best.by_fold[number - 1]}")
         with_another = (trials.iterations - before) * (number + 1) / number
         if difference <= 0 or p < SIGNIFICANT or with_another > candidate.most_iterations:
             break

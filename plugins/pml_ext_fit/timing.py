@@ -1,8 +1,7 @@
 """How long images take, measured on a few, and the time left while steps end."""
 
-from __future__ import annotations
-
 import time
+import timeit
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +51,8 @@ def seconds_per_image(
         return None
     reading = (time.perf_counter() - begun) / count
     some = some.with_transform(plain)
-    seconds = []
-    for _ in range(2):  # the first pass warms up
-        started = time.perf_counter()
-        for _ in embed_batches(network.trunk, network.embedder, some, chosen, batch_size=16):
-            pass
-        seconds.append(time.perf_counter() - started)
-    return PerImage(reading, seconds[-1] / len(some))
+    passing = _seconds(lambda: list(embed_batches(network.trunk, network.embedder, some, chosen, batch_size=16)))
+    return PerImage(reading, passing / len(some))
 
 
 def seconds_of_training(run: Run) -> float | None:
@@ -76,15 +70,13 @@ def seconds_of_training(run: Run) -> float | None:
 
 def _seconds(compute: Callable[[], object]) -> float:
     """Seconds of a computation, after a first one that warms up."""
-    started = 0.0
-    for _ in range(2):
+
+    def synchronized() -> None:
+        compute()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        started = time.perf_counter()
-        compute()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
+
+    return timeit.repeat(synchronized, number=1, repeat=2)[-1]
 
 
 class TimeLeft:

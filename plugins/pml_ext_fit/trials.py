@@ -1,7 +1,5 @@
 """Trials of candidates on held-out training items."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -87,10 +85,8 @@ class Workplace:
         If the candidate trains from activations, the same pass computes them for its trials.
         """
         given = [each for each in self.overrides if _table_of(each) in OF_FEATURES]
-        overrides = [*overrides_of(candidate.settings | settings), *given]
-        overrides = [each for each in overrides if _table_of(each) not in NOT_OF_TRIALS]
-        recipe = load_recipe(candidate.recipe, [*overrides, *overrides_of(OF_TRIALS)])
-        quiet = replace(self, listener=Silence())
+        quiet = replace(self, overrides=given, listener=Silence())
+        recipe = quiet.recipe_of(candidate, settings)
         run = quiet._run(recipe, candidate, splits, train=images, test=images.subset([0]))
         run.cut = run.inputs.cut_of(run.stages[0])
         if run.cut is None or _size_of_activations(run, run.cut, len(images)) <= _most_of_activations(run.cut):
@@ -206,9 +202,9 @@ class Trials:
         most = _most_of_activations(cut)
         if size <= most:
             return False
-        found = f"their activations would take {in_units(size)}, and {in_units(most)} is the most"
         self._place.say(
-            f"  {candidate.title}: left out, since {found}; smaller images take less: --set data.image_size=N"
+            f"  {candidate.title}: left out, since their activations would take {in_units(size)}, and {in_units(most)} "
+            "is the most; smaller images take less: --set data.image_size=N"
         )
         return True
 

@@ -1,7 +1,5 @@
 """The pretrained trunk of ``fit``: EfficientNet-Lite0, or the one named by ``--trunk``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,13 @@ SMALL_NETWORK = "convnet"  # the trunk of the small network, which trains from s
 OWN_SIDE = 224  # pixels, if the weights do not say
 SMALLER = SMALL_SIDE / DEFAULT.side  # a size that takes half the time
 MULTIPLE = 32  # of smaller sizes, by which convolutional networks shrink images
-FROZEN = "unwhitened and whitened frozen features are compared, and nothing is trained"
+FROZEN: Settings = {"model.freeze": "trunk", "model.start": "random", "model.refit": "none"}
+_WEIGHTS = {
+    None: "its own weights",
+    "DEFAULT": "its own weights",
+    "random": "random weights",
+    "imagenet": "ImageNet weights",
+}
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,7 @@ def trunk_of_table(table: dict[str, Any]) -> Trunk:
     if table == _OURS or table.get("name") == SMALL_NETWORK:
         return LITE0
     settings: Settings = {"model.trunk": dict(table)}
-    frozen: Settings = {"model.freeze": "trunk", "model.start": "random", "model.refit": "none"}
-    recipe = load_recipe(PRETRAINED, overrides_of(settings | frozen))
-    known = recipe.model.trunk
+    known = load_recipe(PRETRAINED, overrides_of(settings | FROZEN)).model.trunk
     wanted = pretrained_images(known.name, known.settings)
     side = OWN_SIDE
     if wanted is None and known.name.startswith(HF):
@@ -98,7 +100,7 @@ def trunk_of_table(table: dict[str, Any]) -> Trunk:
     features = output_size(network, 3, side)
     cut = last_blocks(network, 3, side)
     return Trunk(
-        title=_title(known.name, known.settings.get("weights")),
+        title=f"{known.name} with {_text_of(known.settings.get('weights'))}",
         settings=settings,
         features=features,
         framing=framing,
@@ -119,14 +121,8 @@ def _smaller_side(network: Module, side: int, features: int) -> int | None:
     return smaller if found == features else None
 
 
-def _title(name: str, weights: Any) -> str:
-    if weights in (None, "DEFAULT"):
-        return f"{name} with its own weights"
-    if weights == "random":
-        return f"{name} with random weights"
-    if weights == "imagenet":
-        return f"{name} with ImageNet weights"
-    return f"{name} with the weights {Path(str(weights)).name}"
+def _text_of(weights: Any) -> str:
+    return _WEIGHTS.get(weights) or f"the weights {Path(str(weights)).name}"
 
 
 def check_resumed(folder: Path, table: Any, wanted: Trunk | None) -> None:

@@ -3,13 +3,13 @@
 Nothing is trained, and nothing can be tested. Features are computed once, and used by the whitening and the collection.
 """
 
-from __future__ import annotations
-
 import shlex
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from torch import Tensor
 
 from pml_ext.distributed import choose_device, keep_freed_memory, num_processes
 from pml_ext.errors import ConfigError, UnwritableError, one_line
@@ -18,7 +18,8 @@ from pml_ext_train.data import DataSplits, is_vector_file, read_vectors, visible
 from pml_ext_train.launch import check_folder, default_folder, train
 from pml_ext_train.recipe import build_dataset, load_recipe, overrides_of, preprocessing_of
 from pml_ext_train.records import RECIPE, tables_of_run
-from pml_ext_train.retrieval import SearchService
+from pml_ext_train.retrieval import EmbeddingListener, SearchService
+from pml_ext_train.training import Features
 
 from . import folder_runs
 from .closed_forms import WHITENED
@@ -30,12 +31,6 @@ from .resume import begun_folder
 from .settings import Settings
 from .trunk import Trunk, check_resumed
 from .unlabeled_whitening import shrinkage_without_labels, whitening_helps
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from pml_ext_train.retrieval import EmbeddingListener
-    from pml_ext_train.training import Features
 
 IMAGES = "fit/unlabeled"
 VECTORS = "fit/unlabeled-vectors"
@@ -100,8 +95,7 @@ def _recipe_of(place: Path, out: Path, options: FitOptions) -> tuple[str, Settin
         return str(out / RECIPE), {}
     settings: Settings = {"data.path": str(place)}
     if place.is_file():
-        size = read_vectors(place).embeddings.shape[1]
-        return VECTORS, settings | {"model.embedding_size": size}
+        return VECTORS, settings | {"model.embedding_size": read_vectors(place).embeddings.shape[1]}
     if options.trunk is not None:
         settings |= unlabeled_settings(options.trunk)
     return IMAGES, settings
@@ -122,7 +116,7 @@ def _splits_of(
     recipe = load_recipe(name, [*overrides_of(settings), *options.overrides])
     splits = build_dataset(recipe.data, None)
     if splits.vector_size is not None:
-        return splits, cast("Tensor", splits.train.images)
+        return splits, cast(Tensor, splits.train.images)
     preprocessing, _ = preprocessing_of(recipe, splits)
     device = choose_device(options.device)
     keep_freed_memory(device)

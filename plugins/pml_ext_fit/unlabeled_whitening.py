@@ -1,15 +1,11 @@
 """Whether features without labels are whitened, and with which shrinkage."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from pml_ext_train.training import Features
+from pml_ext_train.training import Features
 
 ITEMS = 4096  # drawn from more features
 LEAST_SHARE = 0.1  # of the variance, between classes

@@ -1,6 +1,4 @@
-"""The split, batches and head that fit a file of vectors."""
-
-from __future__ import annotations
+"""The split, batches and head that fit a file of vectors, and what can be delivered for it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +11,8 @@ from pml_ext.errors import DataError
 from pml_ext_train.data import LabeledImages, VectorFile, read_vectors
 from pml_ext_train.recipe import VECTORS, Override, read_tables
 
-from .candidates import NOTHING_TO_LEARN, Choice
+from .candidates import NOTHING_TO_LEARN, Candidate, Choice
+from .closed_forms import CLOSED_FORMS
 from .own_data import (
     dataset_options,
     describe_split,
@@ -24,6 +23,7 @@ from .own_data import (
     range_of,
     sampler_of,
     selection_on,
+    shares_classes,
     splits_of,
     takes_fitting_batches,
 )
@@ -34,6 +34,7 @@ BATCH = 128  # vectors, at most
 LARGEST_EMBEDDING = 128
 FEWEST_ITERATIONS = 20  # of an epoch
 MOST_ITERATIONS = 500
+TRIAL_ITERATIONS = 40_000  # of all trials of a head, which take a minute
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,12 @@ def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root
 
     vectors = file.embeddings.shape[1]
     size = min(vectors, LARGEST_EMBEDDING)
-    trained_labels = set(parts[0].labels.tolist())
-    shares_classes = not trained_labels.isdisjoint(parts[-1].labels.tolist())
-    embedder = "mlp" if shares_classes else "linear"
-    per_class_in_file = items_per_class(parts)
-    counts = f"{len(file.embeddings):,} vectors of {vectors} numbers"
+    shares = shares_classes(parts)
+    embedder = "mlp" if shares else "linear"
+    counts = items_per_class(parts)
     description = [
-        f"{file.path}: {counts}, {len(per_class_in_file)} classes of {range_of(per_class_in_file)}",
+        f"{file.path}: {len(file.embeddings):,} vectors of {vectors} numbers, {len(counts)} classes of "
+        f"{range_of(counts)}",
         _split_of_file(file) if file.split is not None else describe_split(parts, split_is_chosen),
     ]
     of_training = [
@@ -111,17 +111,16 @@ def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root
         f"batches of {in_batch} classes x {per_class} vectors, {iterations} in an epoch; longer training: "
         "--set schedule.epochs=40",
     ]
-    head = {"model.embedder": embedder, "model.embedding_size": size}
     return OwnVectors(
         name=name,
         data=data,
-        head=head,
+        head={"model.embedder": embedder, "model.embedding_size": size},
         batches=batches,
         description=description,
         of_training=of_training,
         sampler=sampler_of(overrides),
         size=vectors,
-        shares_classes=shares_classes,
+        shares_classes=shares,
     )
 
 
@@ -147,3 +146,20 @@ def _split_of_file(file: VectorFile) -> str:
         if rows.any():
             texts.append(f"{part} {int(rows.sum()):,} of {len(np.unique(file.labels[rows]))} classes")
     return f"the file's split: {', '.join(texts)}"
+
+
+def closed_forms(vectors: OwnVectors) -> list[Candidate]:
+    """The vectors, unwhitened and whitened, the simplest first."""
+    found = []
+    for form in CLOSED_FORMS:
+        title = f"vectors{form.title or ', unwhitened'}"
+        settings = vectors.settings | form.settings(vectors.size)
+        found.append(Candidate(title, RECIPE, settings, f"Your own {title}", form))
+    return found
+
+
+def trained(vectors: OwnVectors) -> list[Candidate]:
+    """A head, if the tested classes train; for new classes, whitening is better."""
+    if not vectors.shares_classes:
+        return []
+    return [Candidate("trained head", RECIPE, vectors.settings, most_iterations=TRIAL_ITERATIONS)]

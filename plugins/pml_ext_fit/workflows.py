@@ -1,19 +1,17 @@
 """``fit`` of data with labels, without labels, and with labels that come later."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pml_ext.distributed import num_processes
 from pml_ext.errors import ConfigError, DataError, NothingToLearnError
 from pml_ext_train.cli import process_number
 from pml_ext_train.data import is_vector_file
 from pml_ext_train.launch import QUICK, locked, train
-from pml_ext_train.recipe import Override, overrides_of
+from pml_ext_train.recipe import overrides_of
 from pml_ext_train.records import remove_run
+from pml_ext_train.retrieval import EmbeddingListener
 from pml_ext_train.training import Listener, Silence
 
 from . import folder_runs, resume
@@ -23,9 +21,6 @@ from .images import is_table
 from .later_labels import labeled_table
 from .trunk import Trunk, trunk_named
 from .unlabeled import fit_unlabeled, has_no_labels, index_run, next_commands
-
-if TYPE_CHECKING:
-    from pml_ext_train.retrieval import EmbeddingListener
 
 Results = list[dict[str, Any]]  # the contents of metrics.json, with the run's folder
 
@@ -60,7 +55,8 @@ def _with_labels(place: Path, options: FitOptions, listener: Listener) -> Result
     try:
         return _train(fitting, options, listener)
     except NothingToLearnError as error:
-        if fitting.as_they_are is None or _sets_model(options.overrides):
+        sets_model = any(override.key.partition(".")[0] == "model" for override in options.overrides)
+        if fitting.as_they_are is None or sets_model:
             raise
         return _train(_delivered_as_they_are(fitting, error.folder, listener), options, listener)
 
@@ -106,10 +102,6 @@ def _train(fitting: Fitting, options: FitOptions, listener: Listener) -> Results
         resume=fitting.resume,
         listener=listener,
     )
-
-
-def _sets_model(overrides: Sequence[Override]) -> bool:
-    return any(override.key.partition(".")[0] == "model" for override in overrides)
 
 
 def _delivered_as_they_are(fitting: Fitting, folder: Path, listener: Listener) -> Fitting:

@@ -1,7 +1,5 @@
 """Embedding of the segments of a listing."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path

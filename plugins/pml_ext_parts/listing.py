@@ -1,7 +1,5 @@
 """Segments of images, which are listed without reading them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,9 +39,9 @@ def _listed_table(file: Path) -> Work:
         names = tuple(column(file, group, "path"))
         for name in names:
             if not isinstance(name, str) or not is_inside(name):
-                found = shortened(repr(name), 100)
                 raise DataError(
-                    f"{file}: the path {found}; wanted one relative to the folder of the images, cats/1.jpg"
+                    f"{file}: the path {shortened(repr(name), 100)}; wanted one relative to the folder of the images, "
+                    "cats/1.jpg"
                 )
         segments.append(Segment(str(file), names, (stat,), group))
     return Work(str(file.parent), segments)
@@ -85,8 +83,7 @@ def _listed_address(place: str) -> Work:
 def _cut(place: str, names: Sequence[str], stats: Sequence[FileStat], others: Mapping[str, str] | None = None) -> Work:
     if not names:
         raise DataError(f"{place}: no image by its name")
-    batches_per_segment = math.ceil(len(names) / (BATCH * FILES))
-    length = BATCH * batches_per_segment
+    length = BATCH * math.ceil(len(names) / (BATCH * FILES))  # whole batches
     starts = range(0, len(names), length)
     segments = [Segment(place, tuple(names[at : at + length]), tuple(stats[at : at + length])) for at in starts]
     return Work(place, segments, others or {})

@@ -1,7 +1,5 @@
 """Embedding with Ray Data; the calling process writes the files."""
 
-from __future__ import annotations
-
 import io
 import json
 import operator
@@ -65,10 +63,9 @@ def write_on_ray(
     numbers = pending(embedder, work, part, parts, out)
     if not numbers:
         return 0
-    jobs = workers.jobs
     # without an address: this machine alone, also where a cluster runs on it, or RAY_ADDRESS names one
-    options: dict[str, Any] = {} if workers.address else {"num_cpus": jobs, "include_dashboard": False}
-    environment = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
+    options: dict[str, Any] = {} if workers.address else {"num_cpus": workers.jobs, "include_dashboard": False}
+    environment = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(workers.jobs))}}
     ray.init(address=workers.address or "local", runtime_env=environment, log_to_driver=False, **options)
     images = 0
     shared = ray.put(work)
@@ -77,7 +74,7 @@ def write_on_ray(
         done = found.map(
             Embedder,
             fn_constructor_args=(load, shared),
-            concurrency=jobs,
+            concurrency=workers.jobs,
             num_cpus=1,
             num_gpus=workers.gpus or None,
         )

@@ -1,7 +1,5 @@
 """Reading of the embeddings of all parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,11 +37,12 @@ def _all_files(place: Path, identity: str, by: str) -> dict[Path, dict[str, Any]
         if found["listing"] != every[first]["listing"]:
             raise DataError(f"{file}: of another listing of images than {first}; delete one of them")
     wanted = every[first]["segments"]
-    numbers = {found["number"] for found in every.values()}
-    missing = sorted(set(range(wanted)) - numbers)
+    missing = sorted(set(range(wanted)) - {found["number"] for found in every.values()})
     if missing:
-        text = f"{len(missing):,} of {wanted:,} files are not there, number {missing[0]} first"
-        raise DataError(f"{place}: {text}; embed the parts that are missing, or were stopped, again")
+        raise DataError(
+            f"{place}: {len(missing):,} of {wanted:,} files are not there, number {missing[0]} first; embed the parts "
+            "that are missing, or were stopped, again"
+        )
     return every
 
 
@@ -54,6 +53,5 @@ def _rows_of(files: Iterable[Path]) -> Iterator[EmbeddedRows]:
                 table = read.read()
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
-        sizes = table["size"].to_pylist()
-        times = table["time"].to_pylist()
-        yield EmbeddedRows(table["path"].to_pylist(), list(zip(sizes, times, strict=True)), embeddings_of(table))
+        stats = list(zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True))
+        yield EmbeddedRows(table["path"].to_pylist(), stats, embeddings_of(table))

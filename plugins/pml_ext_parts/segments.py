@@ -1,7 +1,5 @@
 """A listing of images, cut into segments."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

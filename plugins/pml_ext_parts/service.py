@@ -1,7 +1,5 @@
 """The service ``parts``: :class:`pml_ext_train.retrieval.parts.PartsService`."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable

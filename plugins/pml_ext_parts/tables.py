@@ -1,7 +1,5 @@
 """Parquet files of embeddings, with metadata, and of images."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -40,12 +38,10 @@ def about(file: Path) -> dict[str, Any]:
         text = (read.schema_arrow.metadata or {}).get(META)
     if text is None:
         raise DataError(f"{file}: no embeddings of pml-ext embed --part")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return json.loads(text)  # type: ignore[no-any-return]
 
 
 def embeddings_of(table: pyarrow.Table) -> Vectors:
     """The embeddings of a table, ``[N, D]``."""
     size = table.schema.field("embedding").type.list_size
-    points: Vectors = table["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, size)
-    return points
+    return table["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, size)  # type: ignore[no-any-return]

@@ -1,7 +1,5 @@
 """Writing of embeddings: a Parquet file for each segment of a part."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence

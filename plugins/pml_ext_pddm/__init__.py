@@ -1,7 +1,5 @@
 """PDDM, a learned metric that depends on the position of a pair: Huang et al., 2016."""
 
-from __future__ import annotations
-
 from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 HUANG_2016 = Paper(

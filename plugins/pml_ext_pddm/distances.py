@@ -97,26 +97,19 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         collect_stats: bool | None = None,
     ) -> None:
         check_count(self, "embedding_size", embedding_size)
-        check_count(self, "hidden_size", embedding_size if hidden_size is None else hidden_size)
+        hidden = embedding_size if hidden_size is None else hidden_size
+        check_count(self, "hidden_size", hidden)
         check_number(self, "dropout", dropout, least=0, below=1)
         if memory_budget is not None:
             check_count(self, "memory_budget", memory_budget)
         super().__init__(is_inverted=True, normalize_embeddings=normalize_embeddings, collect_stats=collect_stats)
-        if hidden_size is None:
-            hidden = embedding_size
-        else:
-            hidden = hidden_size
         self.embedding_size = embedding_size
         self.hidden_size = hidden
         self.dropout = dropout
         self.memory_budget = memory_budget
         self.difference = nn.Linear(embedding_size, hidden)
-        self.position = None
-        combined = hidden
-        if position:
-            self.position = nn.Linear(embedding_size, hidden)
-            combined = 2 * hidden
-        self.combine = nn.Linear(combined, hidden)
+        self.position = nn.Linear(embedding_size, hidden) if position else None
+        self.combine = nn.Linear(2 * hidden if position else hidden, hidden)
         self.score = _Score(hidden)
 
     @property
@@ -138,10 +131,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             x = self.normalized(query_emb)
-            if ref_emb is None or ref_emb is query_emb:
-                y = None
-            else:
-                y = self.normalized(ref_emb)
+            y = None if ref_emb is None or ref_emb is query_emb else self.normalized(ref_emb)
             x, y = pair_to_full_precision(x, y)
             return score_matrix(self.head(x.dtype), x, y, self.tile(x))
 
@@ -167,8 +157,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         """Normalized embeddings ``[B, D]``, in the wider dtype of input and weights."""
         self._check(embeddings=embeddings)
         dtype = torch.promote_types(embeddings.dtype, self.score.weight.dtype)
-        normalized: Tensor = self.maybe_normalize(embeddings.to(dtype))
-        return normalized
+        return self.maybe_normalize(embeddings.to(dtype))  # type: ignore[no-any-return]
 
     # The weights
 
@@ -176,11 +165,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         """The weights of Eq. (2), with dropout masks."""
         dtype = dtype or self.score.weight.dtype
         w_u, b_u = self._layer(self.difference, dtype)
-        if self.position is None:
-            w_v = None
-            b_v = None
-        else:
-            w_v, b_v = self._layer(self.position, dtype)
+        w_v, b_v = (None, None) if self.position is None else self._layer(self.position, dtype)
         w_c, b_c = self._layer(self.combine, dtype)
         return Head(w_u, b_u, w_v, b_v, w_c, b_c, self.score.weight[None].to(dtype), self.score.bias.to(dtype))
 
@@ -255,12 +240,9 @@ class MahalanobisDistance(EuclideanDistance):
         """Distances ``[B, R]`` of normalized rows, in float32 or float64."""
         with autocast_off(query_emb.device):
             x, y = pair_to_full_precision(query_emb, ref_emb)
-            references = None
-            if y is not None and y is not x:
-                references = self._mapped(y)
+            references = None if y is None or y is x else self._mapped(y)
             return euclidean_distances(self._mapped(x), references, normalized=False)
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """Distances of row with row, ``[N]``."""
-        distance: Tensor = super().pairwise_distance(self._mapped(query_emb), self._mapped(ref_emb))
-        return distance
+        return super().pairwise_distance(self._mapped(query_emb), self._mapped(ref_emb))  # type: ignore[no-any-return]

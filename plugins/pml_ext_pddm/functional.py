@@ -3,10 +3,8 @@
 Functions expect normalized embeddings. A :class:`Head` contains its dropout masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -35,13 +33,11 @@ class Side(NamedTuple):
     points: Tensor  # normalized, [N, D]
     positions: Tensor | None  # W_v f(x) / 2, [N, H]; the sum of two rows is W_v v. None if w_v is None
 
-    def at(self, index: Tensor) -> Side:
+    def at(self, index: Tensor) -> Self:
         """The rows at an index, with a backward pass that is deterministic on the CPU."""
-        if self.positions is None:
-            positions = None
-        else:
-            positions = self.positions.index_select(0, index)
-        return Side(self.points.index_select(0, index), positions)
+        points = self.points.index_select(0, index)
+        positions = None if self.positions is None else self.positions.index_select(0, index)
+        return self._replace(points=points, positions=positions)
 
 
 def side(head: Head, points: Tensor) -> Side:
@@ -211,10 +207,8 @@ def hard_quadruplets(
         order = order[rank_in_class < count]
     i = i[order]
     j = j[order]
-    if len(scores):
-        hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1)
-    else:
-        hardest = i  # empty, as argmax refuses a matrix without columns
+    # argmax refuses a matrix without columns
+    hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1) if len(scores) else i
     anchors = torch.stack((i, j), 1).flatten()
     others = torch.stack((j, i), 1).flatten()
     is_kept = has_negative[anchors]
@@ -246,5 +240,4 @@ def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float, squared: boo
     if squared:
         d_ap = d_ap.square()
         d_an = d_an.square()
-    hinge: Tensor = (margin + d_ap - d_an).clamp(min=0)
-    return hinge
+    return (margin + d_ap - d_an).clamp(min=0)  # type: ignore[no-any-return]

@@ -1,7 +1,5 @@
 """The PDDM loss: hinges on the learned scores and on the embeddings."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch
@@ -195,12 +193,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             return _without_empty(
                 {"score": score, "embedding": self._embedding_term(embeddings, labels, x, hard, value)}
             )
-        if len(matrix) > 1:
-            rows, columns = min_max_pairs(matrix)
-        else:
-            rows = a[:0]
-            columns = a[:0]
-
+        rows, columns = min_max_pairs(matrix) if len(matrix) > 1 else (a[:0], a[:0])
         ends = side(head, points)
         s = scores(head, ends.at(torch.cat([a, a, rows])), ends.at(torch.cat([p, n, columns])))
         s_ap, s_an, extremes = torch.split(s, [len(a), len(a), len(rows)])

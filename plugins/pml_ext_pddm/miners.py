@@ -1,7 +1,5 @@
 """Miner of the hardest quadruplets under the learned metric or any other distance."""
 
-from __future__ import annotations
-
 from typing import Unpack
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Addresses of stores as errors show them."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator
@@ -30,6 +28,7 @@ def database_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        why = shortened(one_line(error), 100)
-        text = f"{masked(name)} failed ({why}); type the command again to continue, what was written is kept"
-        raise DataError(text) from error
+        raise DataError(
+            f"{masked(name)} failed ({shortened(one_line(error), 100)}); type the command again to continue, what was "
+            "written is kept"
+        ) from error

@@ -1,7 +1,5 @@
 """Addresses of PostgreSQL, as its client library reads them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +11,7 @@ with needs_extra("pgvector", "the store pgvector:"):
     import psycopg.conninfo
 
 
-def _conninfo(address: str) -> dict[str, Any] | None:
+def read_address(address: str) -> dict[str, Any] | None:
     """The parts of an address as libpq reads them; None where it would misread a password."""
     try:
         parts: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(address)
@@ -27,14 +25,9 @@ def _conninfo(address: str) -> dict[str, Any] | None:
     return parts
 
 
-def is_readable(address: str) -> bool:
-    """Whether an address names a database, with its password quoted correctly."""
-    return _conninfo(address) is not None
-
-
 def public_part(address: str) -> str:
     """Host, port and database of an address; ``***`` if it cannot be read."""
-    parts = _conninfo(address)
+    parts = read_address(address)
     if parts is None:
         return "***"
     host = str(parts.get("host", ""))

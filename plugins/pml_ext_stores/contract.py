@@ -1,7 +1,5 @@
 """The contract of stores, which ``pml-ext check`` tries with made-up images."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 from collections.abc import Callable, Iterator
@@ -39,8 +37,10 @@ def check_in_folder(named: Named) -> str:
             raise SkipCheck(str(error)) from None
         except AddressError as error:
             reason = shortened(str(error).replace(address, "FOLDER"), 200)
-            text = f"it opens no table in a folder ({reason}); in a test with its server, call"
-            raise SkipCheck(f"{text} pml_ext_stores.contract.check_contract(factory, address)") from None
+            raise SkipCheck(
+                f"it opens no table in a folder ({reason}); in a test with its server, call "
+                "pml_ext_stores.contract.check_contract(factory, address)"
+            ) from None
         except PluginError as error:  # about an answer
             raise AssertionError(str(error)) from error
 
@@ -142,8 +142,10 @@ def _check_held(store: CheckedStore, held: dict[int, Any], when: str) -> None:
     if checksums != wanted:
         differing = sorted(id for id in checksums.keys() | wanted.keys() if checksums.get(id) != wanted.get(id))
         id = differing[0]
-        text = f"checksums() has {checksums.get(id)} for the image {id} {when}; wanted {wanted.get(id)}"
-        raise PluginError(f"{text} ({len(differing)} of {len(wanted)} differ)")
+        raise PluginError(
+            f"checksums() has {checksums.get(id)} for the image {id} {when}; wanted {wanted.get(id)} "
+            f"({len(differing)} of {len(wanted)} differ)"
+        )
 
 
 def _check_searches(store: CheckedStore, held: dict[int, Any]) -> None:
@@ -155,14 +157,17 @@ def _check_searches(store: CheckedStore, held: dict[int, Any]) -> None:
             exact = [float(np.linalg.norm(held[result.id][3] - query)) for result in found]
             store.check_distances([result.distance for result in found], exact)
             if len(found) != len(wanted) or any(np.array(exact) > np.array(wanted) + TOLERANCE):
-                shown = [round(distance, 4) for distance in exact]
-                best = [round(distance, 4) for distance in wanted]
-                raise PluginError(f"search with {where} finds images at {shown}; the nearest ones are at {best}")
+                raise PluginError(
+                    f"search with {where} finds images at {np.round(exact, 4).tolist()}; the nearest ones are at "
+                    f"{np.round(wanted, 4).tolist()}"
+                )
             for result in found:
                 _, path, class_name, _ = held[result.id]
                 if (result.path, result.class_name) != (path, class_name):
-                    text = f"path and class {(result.path, result.class_name)} of the image {result.id}"
-                    raise PluginError(f"search returns {text}; wanted {(path, class_name)}")
+                    raise PluginError(
+                        f"search returns path and class {(result.path, result.class_name)} of the image {result.id}; "
+                        f"wanted {(path, class_name)}"
+                    )
 
 
 def _nearest(held: dict[int, Any], query: Any, where: SearchFilter) -> list[float]:
@@ -187,8 +192,9 @@ def _check_stopped_write(store: CheckedStore, held: dict[int, Any]) -> None:
     except DataError:
         pass
     except Exception as error:
-        text = f"an error while batches are read becomes {one_line(error)}"
-        raise PluginError(f"{text}; wanted the same error, which says what to do") from error
+        raise PluginError(
+            f"an error while batches are read becomes {one_line(error)}; wanted the same error, which says what to do"
+        ) from error
     else:
         raise PluginError("write returns although reading the batches failed; wanted the error")
     lost = held.keys() - dict(store.checksums()).keys()

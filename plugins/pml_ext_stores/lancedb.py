@@ -1,7 +1,5 @@
 """LanceDB, in a folder or in object storage."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -44,24 +42,25 @@ class LanceDB:
         with self._errors():
             for batch in rows:
                 vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(batch.vectors.reshape(-1)), self._size)
-                columns = {
-                    "id": batch.ids,
-                    "checksum": batch.checksums,
-                    "path": [*batch.paths],
-                    "class": [*batch.classes],
-                }
-                table = pyarrow.table(columns | {"embedding": vectors})
+                table = pyarrow.table(
+                    {
+                        "id": batch.ids,
+                        "checksum": batch.checksums,
+                        "path": [*batch.paths],
+                        "class": [*batch.classes],
+                        "embedding": vectors,
+                    }
+                )
                 if self._table is None:
                     self._table = lancedb.connect(self._address).create_table(self._title, table)
                 else:
-                    merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-                    merge.execute(table)
+                    merge = self._table.merge_insert("id")
+                    merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
             if self._table is None:
                 return
             count = self._table.count_rows()
             if count >= INDEXED and not self._table.list_indices():
-                lists = math.isqrt(count)
-                self._table.create_index("l2", lists, vector_column_name="embedding", index_type="IVF_FLAT")
+                self._table.create_index("l2", math.isqrt(count), vector_column_name="embedding", index_type="IVF_FLAT")
                 self._table.create_scalar_index("class")
             self._table.optimize()
 
@@ -72,17 +71,21 @@ class LanceDB:
         with self._errors():
             probes = max(1, math.ceil(PROBES * math.sqrt(self._table.count_rows())))
             found: list[list[SearchResult]] = []
-            columns = ["id", "path", "class", "_distance"]
             for vector in vectors:
                 query = self._table.search(vector, vector_column_name="embedding").distance_type("l2").limit(k)
-                query = query.select(columns).nprobes(probes)
+                query = query.select(["id", "path", "class", "_distance"]).nprobes(probes)
                 if where.within is not None:
                     quoted = where.within.replace("'", "''")
                     # the nearest lists may have fewer than k images of the class
                     query = query.where(f"class = '{quoted}'", prefilter=True).bypass_vector_index()
                 if where.radius is not None:
                     query = query.distance_range(upper_bound=math.nextafter(where.radius**2, math.inf))
-                found.append([_result(row) for row in query.to_arrow().to_pylist()])
+                found.append(
+                    [
+                        SearchResult(row["id"], row["path"], row["class"], math.sqrt(max(row["_distance"], 0.0)))
+                        for row in query.to_arrow().to_pylist()
+                    ]
+                )
         return found
 
     def delete(self, ids: Sequence[int]) -> None:
@@ -105,7 +108,3 @@ class LanceDB:
         with self._errors():
             table = self._table.search().select(["id", "checksum"]).limit(max(1, self.count())).to_arrow()
         return dict(zip(table["id"].to_pylist(), table["checksum"].to_pylist(), strict=True))
-
-
-def _result(row: Mapping[str, Any]) -> SearchResult:
-    return SearchResult(row["id"], row["path"], row["class"], math.sqrt(max(row["_distance"], 0.0)))

@@ -1,7 +1,5 @@
 """Stores that mirror the index of a collection."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
@@ -44,8 +42,7 @@ class MirroredStore(CheckedStore):
         def batches() -> Iterator[Rows]:
             for start in range(0, len(differs), BATCH):
                 part: Numbers = differs[start : start + BATCH]
-                names = [utf8_of(images.paths[place]) for place in part]
-                classes = [utf8_of(all_classes[place]) for place in part]
+                names, classes = ([utf8_of(texts[place]) for place in part] for texts in (images.paths, all_classes))
                 yield Rows(ids[part], checksums[part], names, classes, vectors[part])
 
         gone = sorted(stored.keys() - set(ids.tolist()))
@@ -87,8 +84,9 @@ def open(address: str, identity: str, size: int) -> MirroredStore:
     if not scheme:
         named = _SCHEME.fullmatch(address)
         if named is None:
-            known = ", ".join(f"{each}:" for each in schemes)
-            raise ConfigError(f"{masked(address)}: wanted SCHEME:ADDRESS, with one of {known}")
+            raise ConfigError(
+                f"{masked(address)}: wanted SCHEME:ADDRESS, with one of {', '.join(f'{each}:' for each in schemes)}"
+            )
         scheme = named[1]
     place = address.removeprefix(f"{scheme}:")
     return MirroredStore(open_checked(scheme, place, f"pml_ext_{identity}", size), masked(address))

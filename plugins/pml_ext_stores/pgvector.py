@@ -1,7 +1,5 @@
 """PostgreSQL with pgvector."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +8,7 @@ from pml_ext.errors import ConfigError, DataError, needs_extra
 from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult, Vectors
 
 from .address import database_errors, masked
-from .conninfo import is_readable
+from .conninfo import read_address
 
 with needs_extra("pgvector", "the store pgvector:"):
     import pgvector.psycopg
@@ -30,13 +28,16 @@ class PgVector:
         self._address = address
         self._title = table
         self._errors = functools.partial(database_errors, f"pgvector:{address}", psycopg.Error)
-        if not is_readable(address):
+        if read_address(address) is None:
             raise ConfigError(
                 f"{masked(f'pgvector:{address}')}: no address of a PostgreSQL database; wanted "
                 "postgresql://USER@HOST/DATABASE, with / and @ in a password as %2F and %40, or 'host=... dbname=...'"
             )
-        names = {"table": table, "hnsw": f"{table}_hnsw", "by_class": f"{table}_class"}
-        self._names = {key: sql.Identifier(name) for key, name in names.items()}
+        self._names = {
+            "table": sql.Identifier(table),
+            "hnsw": sql.Identifier(f"{table}_hnsw"),
+            "by_class": sql.Identifier(f"{table}_class"),
+        }
         self._there = False
         with self._errors():
             self._connect()

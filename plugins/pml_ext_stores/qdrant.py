@@ -1,7 +1,5 @@
 """Qdrant: a server, or a folder."""
 
-from __future__ import annotations
-
 import functools
 import os
 import warnings
@@ -29,8 +27,9 @@ class Qdrant:
         self._table = table
         self._size = size
         self._client: Any = None
-        raised = ApiException, RuntimeError, ValueError, OSError
-        self._errors = functools.partial(database_errors, f"qdrant:{address}", *raised)
+        self._errors = functools.partial(
+            database_errors, f"qdrant:{address}", ApiException, RuntimeError, ValueError, OSError
+        )
         self._address = address
         self._there = False
         if "://" not in address and not os.path.exists(address):  # connecting would create the folder
@@ -59,8 +58,7 @@ class Qdrant:
             for batch in rows:
                 for start in range(0, len(batch.ids), _SENT):
                     part = slice(start, start + _SENT)
-                    columns = batch.paths[part], batch.classes[part], batch.checksums[part].tolist()
-                    rows_of = zip(*columns, strict=True)
+                    rows_of = zip(batch.paths[part], batch.classes[part], batch.checksums[part].tolist(), strict=True)
                     payloads = [{"path": path, "class": name, "checksum": checksum} for path, name, checksum in rows_of]
                     ids = batch.ids[part].tolist()
                     vectors = batch.vectors[part].tolist()
@@ -78,7 +76,13 @@ class Qdrant:
         requests = [models.QueryRequest(query=vector, **options) for vector in vectors.tolist()]
         with self._errors(), warnings.catch_warnings(action="ignore"):  # about parameters without effect in a folder
             answers = self._client.query_batch_points(self._table, requests)
-        return [[_result(point) for point in answer.points] for answer in answers]
+        return [
+            [
+                SearchResult(int(each.id), each.payload["path"], each.payload["class"], each.score)
+                for each in answer.points
+            ]
+            for answer in answers
+        ]
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete points."""
@@ -104,7 +108,3 @@ class Qdrant:
                 found |= {int(point.id): point.payload["checksum"] for point in points}
                 more = after is not None
         return found
-
-
-def _result(point: Any) -> SearchResult:
-    return SearchResult(int(point.id), point.payload["path"], point.payload["class"], point.score)

@@ -1,7 +1,5 @@
 """Checked stores: errors name the store, its plugin and the method."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
@@ -16,23 +14,6 @@ from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult, Store, Vec
 
 METHODS = ("write", "search", "delete", "count", "checksums")
 TOLERANCE = 1e-4  # of distances between vectors of length 1 that a store computes in float32
-
-
-def open_checked(scheme: str, address: str, table: str, size: int) -> CheckedStore:
-    """Open a table of the store of a scheme, ``"lancedb"`` or ``"entry-point:lancedb"``."""
-    plugin, factory = registry.find("store", scheme)
-    return checked(factory, (address, table, size), f"the store {scheme!r} of the plugin {plugin!r}")
-
-
-def checked(factory: Callable[..., Any], arguments: tuple[str, str, int], owner: str) -> CheckedStore:
-    """The store of a factory; ``owner`` names it in errors. PluginError if it lacks a method."""
-    with _guarded(f"opening {owner}"):
-        store = factory(*arguments)
-    missing = [method for method in METHODS if not callable(getattr(store, method, None))]
-    if missing:
-        text = f"{owner} is a {type(store).__name__} without the method {' and '.join(missing)}"
-        raise PluginError(f"{text}; wanted the methods of pml_ext.plugin.Store")
-    return CheckedStore(store, owner)
 
 
 class CheckedStore:
@@ -65,18 +46,28 @@ class CheckedStore:
         kept = []
         for result in results:
             if not _is_result(result):
-                text = "SearchResult(id, path, class_name, distance) with a finite distance"
-                raise self._error("search", shortened(repr(result), 100), text)
+                raise self._error(
+                    "search",
+                    shortened(repr(result), 100),
+                    "SearchResult(id, path, class_name, distance) with a finite distance",
+                )
             if result.distance < distance - TOLERANCE:
-                text = f"the distance {result.distance:.6g} after {distance:.6g}"
-                raise self._error("search", text, "the nearest image first")
+                raise self._error(
+                    "search", f"the distance {result.distance:.6g} after {distance:.6g}", "the nearest image first"
+                )
             distance = result.distance
             if where.within is not None and result.class_name != where.within:
-                text = f"an image of the class {result.class_name!r} within {where.within!r}"
-                raise self._error("search", text, "images of the class alone")
+                raise self._error(
+                    "search",
+                    f"an image of the class {result.class_name!r} within {where.within!r}",
+                    "images of the class alone",
+                )
             if where.radius is not None and distance > where.radius + TOLERANCE:
-                text = f"an image at the distance {distance:.6g} for the radius {where.radius:.6g}"
-                raise self._error("search", text, "no image beyond it")
+                raise self._error(
+                    "search",
+                    f"an image at the distance {distance:.6g} for the radius {where.radius:.6g}",
+                    "no image beyond it",
+                )
             kept.append(SearchResult(int(result.id), result.path, result.class_name, float(distance)))
         return kept
 
@@ -101,16 +92,19 @@ class CheckedStore:
             raise self._error("checksums", shortened(repr(answer), 100), "a mapping from ids to checksums")
         for id, checksum in answer.items():
             if not isinstance(id, Integral) or not isinstance(checksum, Integral):
-                found = shortened(repr({id: checksum}), 100)
-                raise self._error("checksums", found, "whole numbers, as they were written")
+                raise self._error(
+                    "checksums", shortened(repr({id: checksum}), 100), "whole numbers, as they were written"
+                )
         return answer
 
     def check_count(self, wanted: int) -> None:
         """Raise PluginError unless the store has this number of images."""
         found = self.count()
         if found != wanted:
-            text = f"{self._owner} has {counted(found, 'image')} after write and delete, of {wanted} in the index"
-            raise PluginError(f"{text}: its write, delete or count is wrong, or another program writes into the table")
+            raise PluginError(
+                f"{self._owner} has {counted(found, 'image')} after write and delete, of {wanted} in the index: its "
+                "write, delete or count is wrong, or another program writes into the table"
+            )
 
     def check_ids(self, found: Iterable[int], known: Container[int]) -> None:
         """Raise PluginError for an id that was never written."""
@@ -122,11 +116,33 @@ class CheckedStore:
         """Raise PluginError unless the store's distances are exact."""
         for one, other in zip(found, exact, strict=True):
             if not math.isclose(one, other, rel_tol=0.01, abs_tol=0.01):
-                text = f"the distance {one:.4g} between vectors that are {other:.4g} apart"
-                raise self._error("search", text, "Euclidean distances")
+                raise self._error(
+                    "search",
+                    f"the distance {one:.4g} between vectors that are {other:.4g} apart",
+                    "Euclidean distances",
+                )
 
     def _error(self, method: str, found: str, wanted: str) -> PluginError:
         return PluginError(f"{method} of {self._owner} returned {found}; wanted {wanted}")
+
+
+def open_checked(scheme: str, address: str, table: str, size: int) -> CheckedStore:
+    """Open a table of the store of a scheme, ``"lancedb"`` or ``"entry-point:lancedb"``."""
+    plugin, factory = registry.find("store", scheme)
+    return checked(factory, (address, table, size), f"the store {scheme!r} of the plugin {plugin!r}")
+
+
+def checked(factory: Callable[..., Any], arguments: tuple[str, str, int], owner: str) -> CheckedStore:
+    """The store of a factory; ``owner`` names it in errors. PluginError if it lacks a method."""
+    with _guarded(f"opening {owner}"):
+        store = factory(*arguments)
+    missing = [method for method in METHODS if not callable(getattr(store, method, None))]
+    if missing:
+        raise PluginError(
+            f"{owner} is a {type(store).__name__} without the method {' and '.join(missing)}; wanted the methods of "
+            "pml_ext.plugin.Store"
+        )
+    return CheckedStore(store, owner)
 
 
 def _is_list(value: Any) -> bool:

@@ -1,32 +1,18 @@
 """The Typer app. Only the called command is imported."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Option
-from typer.core import TyperGroup
 
 from pml_ext import registry
 from pml_ext.errors import UnknownNameError
 
 COMPLETE = "_PML_EXT_COMPLETE"  # set by a shell that asks what could be typed next
-
-
-class _Group(TyperGroup):
-    """The commands; removes pydantic's "Value error, " from errors of options."""
-
-    def invoke(self, context: Any) -> Any:
-        try:
-            return super().invoke(context)
-        except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")
-            raise
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
@@ -35,7 +21,6 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
         words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         arguments = words.split()[1:]
     built = typer.Typer(
-        cls=_Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,

@@ -80,8 +80,7 @@ def bench(
         options["most_traffic"] = MOST_TRAFFIC if not losses and shapes is None else None
         chosen = losses or [*benchmark.default_losses(), *benchmark.NEAREST]
         rows = benchmark.bench(chosen, wanted, repeats=repeats or ROUNDS, **options)
-    cells = [_cells(row) for row in rows]
-    print_result(as_json, rows, columns=COLUMNS, rows=cells, right=range(2, len(COLUMNS)))
+    print_result(as_json, rows, columns=COLUMNS, rows=map(_cells, rows), right=range(2, len(COLUMNS)))
 
 
 def _cells(row: Row) -> list[str]:

@@ -4,8 +4,6 @@ The floor is the minimum work of a pair loss: normalization, ``X @ X.T``, ``exp`
 Functions run in turns, so a busy machine slows all of them equally.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -14,7 +12,7 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +46,7 @@ class Shape:
     per_class: int
 
     @classmethod
-    def parse(cls, text: str) -> Shape:
+    def parse(cls, text: str) -> Self:
         """Return the shape of ``"1024x512x4"``; ConfigError for another form."""
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text.strip()):
             raise ConfigError(f"a shape is BATCHxSIZExPER_CLASS, for example 1024x512x4, not {text!r}")
@@ -252,26 +250,6 @@ def _seconds_of_clock() -> float:
     return time.perf_counter()
 
 
-def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
-    """Return the peak memory in bytes of forward and backward, beyond the inputs."""
-    if embeddings.device.type != "cuda":
-        return account_of(function, embeddings, labels).peak
-    _seconds(function, embeddings, labels)
-    torch.cuda.reset_peak_memory_stats(embeddings.device)
-    before = torch.cuda.memory_allocated(embeddings.device)
-    _seconds(function, embeddings, labels)
-    return int(torch.cuda.max_memory_allocated(embeddings.device) - before)
-
-
-def account_of(function: Compute, embeddings: Tensor, labels: Tensor) -> Account:
-    """Return the account of a warmed-up loss."""
-    _seconds(function, embeddings, labels)
-    account = Account(embeddings, labels)
-    with account:
-        _seconds(function, embeddings, labels)
-    return account
-
-
 _FILLED = ("zeros", "ones", "full")  # prefixes of operators that write without reading
 
 
@@ -319,3 +297,23 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _remove(self, key: int, size: int) -> None:
         self._known.discard(key)
         self._now -= size
+
+
+def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
+    """Return the peak memory in bytes of forward and backward, beyond the inputs."""
+    if embeddings.device.type != "cuda":
+        return account_of(function, embeddings, labels).peak
+    _seconds(function, embeddings, labels)
+    torch.cuda.reset_peak_memory_stats(embeddings.device)
+    before = torch.cuda.memory_allocated(embeddings.device)
+    _seconds(function, embeddings, labels)
+    return int(torch.cuda.max_memory_allocated(embeddings.device) - before)
+
+
+def account_of(function: Compute, embeddings: Tensor, labels: Tensor) -> Account:
+    """Return the account of a warmed-up loss."""
+    _seconds(function, embeddings, labels)
+    account = Account(embeddings, labels)
+    with account:
+        _seconds(function, embeddings, labels)
+    return account

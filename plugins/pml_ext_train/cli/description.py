@@ -1,7 +1,5 @@
 """Descriptions of names, read from signatures and docstrings."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from typing import Any
@@ -68,7 +66,7 @@ def _components(name: str, kind: str | None) -> list[dict[str, Any]]:
             "capabilities": sorted(capabilities(cls)),
             "paper": str(component.paper or ""),
         }
-        described.append(_entry(registry.short_name(component), component.kind, _documentation(cls)) | about)
+        described.append(_entry(registry.short_name(component), component.kind, documentation(cls)) | about)
     return described
 
 
@@ -86,15 +84,14 @@ def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
     for key in _FILLED_BY_RUNS:
         if key in options and options[key].default is inspect.Parameter.empty:
             del options[key]
-    return _entry(name, kind, _documentation(factory)) | {"settings": _settings(options)}
+    return _entry(name, kind, documentation(factory)) | {"settings": _settings(options)}
 
 
 def _unknown_name(name: str, kind: str | None, factories: dict[str, dict[str, Any]]) -> UnknownNameError:
     known = {"recipe": registry.recipes(), "table": names_of_tables(), **factories}
     if kind is not None:
         return UnknownNameError(unknown(kind, name, known[kind]))
-    components = [component.name for component in registry.components()]
-    names = itertools.chain(components, *known.values())
+    names = itertools.chain((component.name for component in registry.components()), *known.values())
     return UnknownNameError(unknown("component, recipe, table, data set, transform or trunk", name, names))
 
 
@@ -111,10 +108,9 @@ def _entry(name: str, kind: str, text: str) -> dict[str, Any]:
     }
 
 
-def _documentation(documented: Any) -> str:
-    """Return an object's own docstring, not its base class's."""
-    text = vars(documented).get("__doc__") if isinstance(documented, type) else documented.__doc__
-    return inspect.cleandoc(text) if isinstance(text, str) else ""
+def documentation(documented: Any) -> str:
+    """Return an object's own docstring, or an empty string."""
+    return inspect.cleandoc(documented.__doc__) if isinstance(documented.__doc__, str) else ""
 
 
 def _settings(parameters: dict[str, inspect.Parameter]) -> list[dict[str, str]]:
@@ -142,11 +138,8 @@ def _recipes(name: str) -> list[dict[str, Any]]:
     about_paper = [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
     for recipe in recipes.values():
         about_paper += texts(quoted(recipe.paper, recipe.data.name))
-    about = {
-        "settings": _settings_of_recipe(tables, first.origin),
-        "paper": "; ".join(dict.fromkeys(about_paper)),
-    }
-    return [_entry(name, "recipe", text) | about]
+    paper_text = "; ".join(dict.fromkeys(about_paper))
+    return [_entry(name, "recipe", text) | {"settings": _settings_of_recipe(tables, first.origin), "paper": paper_text}]
 
 
 def _settings_of_recipe(tables: dict[str, Any], origins: dict[str, str]) -> list[dict[str, str]]:
@@ -169,8 +162,7 @@ def _tables(name: str) -> list[dict[str, Any]]:
         columns.extend(f"{heading} {column}".strip() for column in names)
     rows = []
     for row, trained in zip(table.rows, listed["rows"], strict=True):
-        recipes = "\n".join(trained["recipes"]) or trained["reason"]
-        rows.append([*map(table.text, row), recipes])
+        rows.append([*map(table.text, row), "\n".join(trained["recipes"]) or trained["reason"]])
 
     texts = filter(None, (table.title, table.note, table.reason()))
     about = {

@@ -1,7 +1,5 @@
 """What ``pml-ext plugins`` reports: commands, name clashes and failing imports."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from pml_ext.errors import PluginError

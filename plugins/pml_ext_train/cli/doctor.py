@@ -1,7 +1,5 @@
 """``pml-ext doctor``."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 

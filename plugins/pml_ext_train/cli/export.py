@@ -1,7 +1,5 @@
 """``pml-ext export``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,6 +38,5 @@ def export(
         f"{file['file']}: embeddings differ from the network's by {file['largest_difference']:.1e} at most"
         for file in files[1:]
     ]
-    names = ", ".join(file["file"] for file in files)
-    lines.append(f"{names}, preprocess.json and README.md: {place}")
+    lines.append(f"{', '.join(file['file'] for file in files)}, preprocess.json and README.md: {place}")
     print_result(as_json, {"folder": str(place), "files": files}, *lines)

@@ -1,12 +1,9 @@
 """What ``pml-ext doctor`` looks at."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import os
 import platform
-import re
 import sys
 import tempfile
 import time
@@ -14,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from packaging.requirements import Requirement
 
 from pml_ext import registry
 from pml_ext.errors import one_line
@@ -88,8 +86,8 @@ class Diagnosis:
 
 def diagnose() -> Diagnosis:
     """Inspect and test this installation, for a few seconds."""
-    data = os.environ.get("PML_EXT_DATA") or "~/.cache/pml_ext"
-    places = {Path.cwd(), Path(tempfile.gettempdir()), Path(data).expanduser()}
+    data = Path(os.environ.get("PML_EXT_DATA") or "~/.cache/pml_ext")
+    places = {Path.cwd(), Path(tempfile.gettempdir()), data.expanduser()}
     return Diagnosis(
         _versions(),
         _devices(),
@@ -101,7 +99,7 @@ def diagnose() -> Diagnosis:
 
 
 def _versions() -> dict[str, str]:
-    names = {PACKAGE} | {_name(requirement) for requirement in importlib.metadata.requires(PACKAGE) or ()}
+    names = {PACKAGE} | {requirement.name for requirement in _requirements()}
     versions = {name: _version(name) for name in sorted(names)}
     system = {"Python": platform.python_version(), "system": platform.platform(), "executable": sys.executable}
     return system | {name: version for name, version in versions.items() if version}
@@ -130,18 +128,17 @@ def missing_by_extra() -> dict[str, list[str]]:
     A version that is too low counts as installed; pip reports it.
     """
     missing: dict[str, list[str]] = {extra: [] for extra in EXTRAS}
-    for requirement in importlib.metadata.requires(PACKAGE) or ():
-        package, _, marker = requirement.partition(";")
-        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
-        if extra is None or extra[1] not in missing:
-            continue
-        if not _version(_name(package)):
-            missing[extra[1]].append(package.strip())
+    for requirement in _requirements():
+        marker = requirement.marker
+        requirement.marker = None  # its text is what pip installs
+        for extra in EXTRAS:
+            if marker is not None and marker.evaluate({"extra": extra}) and not _version(requirement.name):
+                missing[extra].append(str(requirement))
     return missing
 
 
-def _name(requirement: str) -> str:
-    return re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0]
+def _requirements() -> list[Requirement]:
+    return [Requirement(text) for text in importlib.metadata.requires(PACKAGE) or ()]
 
 
 def _version(distribution: str) -> str:
@@ -153,9 +150,7 @@ def _version(distribution: str) -> str:
 
 def _writable(folder: Path) -> str:
     """Try to write into a folder, or the nearest one that exists."""
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"test")

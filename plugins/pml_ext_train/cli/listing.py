@@ -14,6 +14,7 @@ from pml_ext import registry
 from pml_ext.errors import ConfigError, DataError, PmlExtError, UnknownNameError, unknown
 
 from ..recipe import pipelines, read_tables, tables_of_papers
+from .description import describe, documentation
 from .options import AsJson
 from .output import print_json, print_result, print_table, stdout
 
@@ -63,8 +64,7 @@ def _print_short_list() -> None:
     """Write losses and recipes, and how to list others."""
     kinds = ("losses", "recipes")
     for kind in kinds:
-        rows = [[entry["name"], entry["summary"]] for entry in _entries(kind)]
-        print_table([kind, ""], rows, width=WIDTH)
+        print_table([kind, ""], ([entry["name"], entry["summary"]] for entry in _entries(kind)), width=WIDTH)
         stdout().print()
     others = ", ".join(kind for kind in get_args(What) if kind not in kinds)
     stdout().print(
@@ -132,8 +132,7 @@ def _data_sets() -> list[dict[str, Any]]:
 
     entries = _factories("data set")
     for factory, wanted in PATH_FACTORIES.values():
-        name = wanted.partition(",")[0]  # "folder:PATH"
-        entries.append(_factory(name, factory))
+        entries.append(_factory(wanted.partition(",")[0], factory))  # "folder:PATH"
     return entries
 
 
@@ -160,9 +159,7 @@ def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[s
 
 def _factory(name: str, factory: Any, plugin: str = "") -> dict[str, Any]:
     module = getattr(factory, "__module__", None) or plugin  # an object of a plugin may have none
-    documented = getattr(factory, "__doc__", None)
-    summary = documented.strip().partition("\n")[0] if isinstance(documented, str) else ""
-    return _entry(name, str(module).partition(".")[0], summary)
+    return _entry(name, str(module).partition(".")[0], documentation(factory).partition("\n")[0])
 
 
 def _or_problem(summary: Callable[[], str]) -> str:
@@ -192,8 +189,6 @@ def show(
         pml-ext show cbml
         pml-ext show cbml/digits
     """
-    from .description import describe
-
     described = describe(name, kind)
     if as_json:
         print_json(described)

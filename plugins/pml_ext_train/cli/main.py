@@ -1,7 +1,5 @@
 """The entry point of the command line, and its errors and warnings."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -103,8 +101,7 @@ def _rank() -> str:
     """Return `` (rank N)``, or an empty string for a single process."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return ""
-    rank = os.environ.get("RANK", "?")
-    return f" (rank {rank})"
+    return f" (rank {os.environ.get('RANK', '?')})"
 
 
 def _text(error: BaseException) -> str:

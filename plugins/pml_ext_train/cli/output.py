@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:  # 0.2 s to import, not needed for JSON
     from rich.console import Console
@@ -145,29 +145,8 @@ def mean_and_std(about: Mapping[str, float | None]) -> str:
     mean = about["mean"] or 0.0
     if math.isnan(mean):
         return ""
-    std = about["std"]
-    deviation = "-" if std is None else f"{100 * std:.1f}"
+    deviation = "-" if about["std"] is None else f"{100 * about['std']:.1f}"
     return f"{100 * mean:.1f} ± {deviation}"
-
-
-class EmbeddingProgress(Protocol):
-    """The progress of a pass over images."""
-
-    @property
-    def done(self) -> int:
-        """Images that are done."""
-
-    @property
-    def images(self) -> int:
-        """All images."""
-
-    @property
-    def rate(self) -> float:
-        """Images per second."""
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until all are done."""
 
 
 class Progress:
@@ -209,11 +188,16 @@ class Progress:
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
         """Update the bar after an iteration."""
-        text = f"epoch {epoch}: loss {loss:.4f}"
-        self._bar.update(self._task, description=text, completed=done, total=iterations, visible=True)
+        self._bar.update(
+            self._task,
+            description=f"epoch {epoch}: loss {loss:.4f}",
+            completed=done,
+            total=iterations,
+            visible=True,
+        )
 
-    def embedding(self, now: EmbeddingProgress) -> None:
-        """Show how many images are embedded."""
+    def embedding(self, now: Any) -> None:
+        """Show how many images are embedded, with ``done``, ``images``, ``rate`` and ``seconds_left``."""
         self._bar.update(self._task, description="embedded", completed=now.done, total=now.images, visible=True)
         if self._bar.disable and time.monotonic() - self._time_of_last_line >= SECONDS:
             self._time_of_last_line = time.monotonic()

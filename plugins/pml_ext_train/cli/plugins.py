@@ -116,13 +116,11 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
     """Write counts by component, the failed checks (with ``verbose`` all), and total counts."""
     from pml_ext.testing.runner import failures_in_reading_order
 
-    by_component: dict[str, list[CheckResult]] = {}
-    for result in results:
-        by_component.setdefault(result.component, []).append(result)
     counts = []
     rows: list[list[str]] = []
     to_read_first = []
-    for component, of_component in by_component.items():
+    for component in dict.fromkeys(result.component for result in results):
+        of_component = [result for result in results if result.component == component]
         counts.append([component, *_counts(of_component)])
         failures = failures_in_reading_order(of_component)
         rest = [result for result in of_component if not result.fails and (verbose or result.check == "-")]
@@ -140,8 +138,7 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
             if result.fails and result.error is not None:
                 raised = "".join(traceback.format_exception(result.error))
                 stdout().print(f"{result.component}, {result.check}:\n{raised}", soft_wrap=True)
-    total = zip(_counts(results), COUNTED, strict=True)
-    stdout().print(", ".join(f"{count} {status}" for count, status in total))
+    stdout().print(", ".join(map(" ".join, zip(_counts(results), COUNTED, strict=True))))
 
 
 def _counts(results: list[CheckResult]) -> list[str]:

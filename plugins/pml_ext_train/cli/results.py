@@ -46,8 +46,7 @@ def print_results(results: list[dict[str, Any]], failed: FailedRunsError | None,
 
 def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
     train_seconds = sum(result["seconds"]["train"] for result in results)
-    all_seconds = sum(sum(result["seconds"].values()) for result in results)
-    test_seconds = all_seconds - train_seconds
+    test_seconds = sum(sum(result["seconds"].values()) for result in results) - train_seconds
     if test_seconds > train_seconds > 0:
         say(f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s; --quick skips the tests before training")
 
@@ -102,7 +101,6 @@ def _fitting(widths: list[int], width: int) -> Iterator[tuple[int, int]]:
     """Yield first and last (exclusive) columns of tables that fit into a width."""
     first = 0
     for column in range(1, len(widths) + 1):
-        is_last = column == len(widths)
-        if is_last or sum(widths[first : column + 1]) > width:
+        if column == len(widths) or sum(widths[first : column + 1]) > width:
             yield first, column
             first = column

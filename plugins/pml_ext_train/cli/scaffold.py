@@ -1,7 +1,5 @@
 """The package of a new plugin, from templates."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.util
 import keyword
@@ -49,8 +47,7 @@ def _owner_of(name: str, module: str, class_name: str) -> str:
     """Return what already has the name of the plugin, its module or class, or an empty string."""
     if keyword.iskeyword(module):
         return "a keyword of Python"
-    records = registry.plugins()
-    if name in RESERVED or any(name in (record.name, record.distribution) for record in records):
+    if name in RESERVED or any(name in (record.name, record.distribution) for record in registry.plugins()):
         return "a plugin (pml-ext plugins shows which)"
     components = {component.name for component in registry.components()}
     if name in components or class_name in registry.registered("class"):

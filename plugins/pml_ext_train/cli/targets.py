@@ -1,14 +1,11 @@
 """What ``pml-ext check NAME`` checks, and checks of what is no component."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import pkgutil
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -37,7 +34,8 @@ def find_components(what: str) -> list[tuple[str, Any]]:
     ]
     found = served or registry.candidates(what)
     if found:
-        return _with_titles(found)
+        counts = Counter(component.name for component in found)
+        return [(f"{c.name} ({c.kind})" if counts[c.name] > 1 else c.name, c) for c in found]
     try:
         imported = pkgutil.resolve_name(what)
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
@@ -57,15 +55,6 @@ def find_components(what: str) -> list[tuple[str, Any]]:
             "miners, regularizers, distances, samplers or reducers"
         )
     return defined_here
-
-
-def _with_titles(components: Iterable[Any]) -> list[tuple[str, Any]]:
-    counts = Counter(component.name for component in components)
-    titled = []
-    for component in components:
-        title = f"{component.name} ({component.kind})" if counts[component.name] > 1 else component.name
-        titled.append((title, component))
-    return titled
 
 
 def find_named(what: str) -> list[Named]:

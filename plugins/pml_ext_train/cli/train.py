@@ -1,7 +1,5 @@
 """``pml-ext train`` and ``pml-ext report``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -71,8 +69,7 @@ def train(
     keep_freed_memory(choose_device(device))
     general = list(QUICK) if quick else []
     if track:
-        typed = " ".join(f"--track {name}" for name in track)
-        general.append(Override("track", track, typed))
+        general.append(Override("track", track, " ".join(f"--track {name}" for name in track)))
     with Progress() as bar:
         try:
             results = run_recipe(

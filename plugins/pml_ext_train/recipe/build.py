@@ -60,8 +60,7 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
     import torch
 
     factory = trunk_factory(table.name)
-    settings = trunk_settings(table, trained)
-    options = options_of("model.trunk", table.name, factory, FILLED_FOR_TRUNK, settings)
+    options = options_of("model.trunk", table.name, factory, FILLED_FOR_TRUNK, trunk_settings(table, trained))
     with located("model.trunk", table):
         trunk: torch.nn.Module = factory(channels, image_size, **options)
     if not isinstance(trunk, torch.nn.Module):
@@ -162,7 +161,6 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[networks.Prepr
     _check_images(recipe, splits.channels, size)
     if pretrained is None and images.mean is None:
         _check_normalization_is_known(trunk)
-
     bgr = images.bgr
     interpolation = images.interpolation
     if pretrained is not None:
@@ -266,9 +264,7 @@ def dataset_factory(name: str) -> Callable[..., Any]:
     prefix, _, path = name.partition(":")
     if prefix not in PATH_FACTORIES:
         if os.path.exists(name) and name not in registry.values("data set"):
-            kind = "vectors" if is_vector_file(name) else "table"
-            if os.path.isdir(name):
-                kind = "folder"
+            kind = "folder" if os.path.isdir(name) else "vectors" if is_vector_file(name) else "table"
             raise ConfigError(f"no data set {name!r}; for your own data type --set data.name={kind}:{name}")
         return registry.factory("data set", name)
     factory, wanted = PATH_FACTORIES[prefix]

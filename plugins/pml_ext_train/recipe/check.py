@@ -129,8 +129,7 @@ def _check_views(data: DataTable) -> None:
 def _check_optimizer(key: str, table: OptimizerTable, build: bool) -> None:
     import torch
 
-    accepted = inspect.signature(table.optimizer).parameters
-    checked_settings(key, table.name, accepted, table.settings, ("params",))
+    checked_settings(key, table.name, inspect.signature(table.optimizer).parameters, table.settings, ("params",))
     if build:
         build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))], key=key)
 
@@ -210,8 +209,7 @@ def check_weights(recipe: Recipe) -> None:
 
 def _keeps_trunk_weights(recipe: Recipe) -> bool:
     table = recipe.model
-    freezes = [table.freeze, *(stage.freeze for stage in recipe.stages)]
-    has_cut = any(cut_of(freeze) is not None for freeze in freezes)
+    has_cut = any(map(cut_of, (table.freeze, *(stage.freeze for stage in recipe.stages))))
     return has_cut or table.lora is not None or bool(frozen_patterns(table.freeze))
 
 

@@ -1,7 +1,5 @@
 """Conversion of settings by annotations."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Loading of recipes: read, overridden, expanded and checked."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping

@@ -99,10 +99,9 @@ def _check_regularizer_weights(key: str, table: LossTable, loss: torch.nn.Module
 def _check_optimizer_has_parameters(key: str, table: LossTable, loss: torch.nn.Module) -> None:
     """Allow ``[loss.optimizer]`` without parameters beside a regularizer, for sweeps."""
     if table.optimizer and table.regularizer is None and next(loss.parameters(), None) is None:
-        setting = next(iter(table.optimizer))
         raise ConfigError(
             f"{table.name} has no parameters here that an optimizer would train; leave it out",
-            key=f"{key}.optimizer.{setting}",
+            key=f"{key}.optimizer.{next(iter(table.optimizer))}",
         )
 
 
@@ -198,8 +197,7 @@ def checked_component(key: str, kind: str, table: NamedTable, context: Mapping[s
             key=key,
         )
     _, missing = registry.fill_settings(component.cls, context, table.settings)
-    filled = set(component.settings).difference(missing)
-    checked_settings(key, table.name, component.settings, table.settings, filled)
+    checked_settings(key, table.name, component.settings, table.settings, component.settings.keys() - set(missing))
     return component
 
 

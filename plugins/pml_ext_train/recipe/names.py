@@ -1,7 +1,5 @@
 """Names in recipes, and the plugins that own them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any

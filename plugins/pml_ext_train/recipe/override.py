@@ -1,7 +1,5 @@
 """Overrides of a recipe's settings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Papers' tables as printed, the values that recipes quote, and the recipes of rows."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
@@ -226,10 +224,7 @@ def names_of_tables() -> list[str]:
 def is_full(name: str, data: str) -> bool:
     """Return whether the paper of a table used a data set."""
     found = printed(name)
-    if found is None:
-        return False
-    paper, _ = found
-    return data in paper.data.values()
+    return found is not None and data in found[0].data.values()
 
 
 def paper_values(paper: Mapping[str, Any], data: str) -> tuple[list[Quoted], bool]:
@@ -260,8 +255,7 @@ def _entry_of_table(paper_name: str, paper: Printed, number: str, variants: _Var
         other = f"{paper_name}/{table.small}"
         recipes["small"] = _by_scale(other, variants.get(other, {}))["small"]
 
-    reasons_of_rows = dict.fromkeys(map(table.reason, table.row_names()))
-    reason = table.reason() or "; ".join(filter(None, reasons_of_rows))
+    reason = table.reason() or "; ".join(filter(None, dict.fromkeys(map(table.reason, table.row_names()))))
     return {
         "name": name,
         "title": table.title,
@@ -290,8 +284,7 @@ def _by_scale(table: str, recipes: dict[str, dict[str, Tables]]) -> dict[str, li
     """Return the recipes on the paper's data (``full``) and on other data (``small``)."""
     by_scale: dict[str, list[str]] = {"full": [], "small": []}
     for recipe, variants in recipes.items():
-        first = next(iter(variants.values()))
-        data = str(name_or_value("data", first))
+        data = str(name_or_value("data", next(iter(variants.values()))))
         by_scale["full" if is_full(table, data) else "small"].append(recipe)
     return by_scale
 

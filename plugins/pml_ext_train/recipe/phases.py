@@ -1,7 +1,5 @@
 """The phases of a run whose metrics it reports."""
 
-from __future__ import annotations
-
 from .. import networks
 from .losses import build_loss, loss_context, placeholder_classes
 from .schema import Recipe, cut_of

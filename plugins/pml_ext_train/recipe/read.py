@@ -1,7 +1,5 @@
 """Recipes from files, merged over what they extend; not validated."""
 
-from __future__ import annotations
-
 import importlib.resources
 import os
 import tomllib

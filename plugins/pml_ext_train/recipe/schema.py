@@ -1,7 +1,5 @@
 """Keys, types and defaults of a recipe's tables."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
@@ -322,8 +320,7 @@ class ModelTable(Table):
 
     @model_validator(mode="after")
     def _head_fits(self) -> Self:
-        keys = ("hidden_sizes", "norm", "dropout", "start", "refit")
-        of_training = [] if self.trains_embedder else self.changed(keys)
+        of_training = self.changed(("hidden_sizes", "norm", "dropout", "start", "refit"))
         keeps_features = self.freeze == "trunk" or cut_of(self.freeze) is not None
         _refuse(
             (
@@ -331,7 +328,10 @@ class ModelTable(Table):
                 "",
                 "lora trains adapters of a trunk that is frozen otherwise; leave out freeze",
             ),
-            *((True, key, f"it is for a trained embedder, not for {self.embedder!r}") for key in of_training),
+            *(
+                (not self.trains_embedder, key, f"it is for a trained embedder, not for {self.embedder!r}")
+                for key in of_training
+            ),
             (
                 self.freeze != "trunk" and self.embedder in FITTED_EMBEDDERS,
                 "embedder",
@@ -668,8 +668,11 @@ class Recipe(Table):
         size = stage.loss.memory.size
         start = stage.loss.memory.start_epoch
         batch = stage.sampler.batch_size * self.data.views
-        clusters = self.data.labels == "clusters"
-        yield clusters, "loss.memory", "it keeps labels of past batches, but clusters change with each epoch"
+        yield (
+            self.data.labels == "clusters",
+            "loss.memory",
+            "it keeps labels of past batches, but clusters change with each epoch",
+        )
         yield size < batch, "loss.memory.size", f"found {size}; it holds at least one batch, here {batch}"
         epochs = self.schedule.epochs
         yield start > epochs, "loss.memory.start_epoch", f"found {start}, but the run has {epochs} epochs"

@@ -1,7 +1,5 @@
 """The variants of ``[sweep]``."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -43,15 +41,13 @@ def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: s
     base = without_variant(name)
     sweep = tables.get("sweep", {})
     tables = {key: table for key, table in tables.items() if key != "sweep"}
-    settings = []
     for override in overrides:
         override.check_value(tables)
-        settings.append((override.key, override.value))
+    settings = [(override.key, override.value) for override in overrides]
 
     if isinstance(sweep, dict):
-        all_variants = name == base
         sweep = {
-            key: values for key, values in sweep.items() if not _is_fixed(key, values, tables, settings, all_variants)
+            key: values for key, values in sweep.items() if not _is_fixed(key, values, tables, settings, name == base)
         }
 
     overridden_keys = set().union(*(flat(nested(key, value)) for key, value in settings))
@@ -75,10 +71,10 @@ def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: s
         if name not in variants:
             raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(variants)}")
         variants = {name: variants[name]}
-    dropped: dict[str, None] = {}
-    for full_name in variants:
-        dropped |= dict.fromkeys(dropped_by(overrides, swept[full_name], variants[full_name]))
-    return Variants(variants, [*dropped])
+    dropped: list[str] = []
+    for full_name, variant in variants.items():
+        dropped += dropped_by(overrides, swept[full_name], variant)
+    return Variants(variants, [*dict.fromkeys(dropped)])
 
 
 def without_variant(name: str) -> str:

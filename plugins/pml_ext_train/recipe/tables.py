@@ -1,7 +1,5 @@
 """Tables of recipes: merging, dotted keys, and origins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

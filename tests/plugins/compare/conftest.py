@@ -2,8 +2,8 @@
 
 import pytest
 
-from pml_ext_compare import runs
-from pml_ext_compare.executors import Executor
+from pml_ext_compare import runs, trials
+from pml_ext_compare.jobs import Executor
 from pml_ext_train.launch.launch import execute
 
 from ..train.conftest import own_cache  # noqa: F401 (a fixture)
@@ -55,3 +55,9 @@ def tunable(tmp_path):
     file = tmp_path / "one.toml"
     file.write_text(TUNABLE)
     return str(file)
+
+
+@pytest.fixture
+def quick_trials(monkeypatch):
+    """A trial gives a value at once."""
+    monkeypatch.setattr(trials, "train_and_validate", lambda **_: 0.5)

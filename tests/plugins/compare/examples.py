@@ -9,7 +9,9 @@ import tomli_w
 from typer.testing import CliRunner
 
 from pml_ext_compare.job_queue import do
+from pml_ext_compare.jobs import Executor
 from pml_ext_compare.runs import RunJob, plans_of
+from pml_ext_compare.tuning import trial_jobs
 from pml_ext_train.cli.app import app_for
 from pml_ext_train.files import read_json, write_json
 from pml_ext_train.recipe import load_recipes
@@ -73,15 +75,6 @@ class Killed(RunJob):
         super().do(and_die)
 
 
-def constant(value=0.5):
-    """Return a training of a trial that gives a value at once."""
-
-    def train(**_):
-        return value
-
-    return train
-
-
 def silent(job, said):
     """Ignore progress."""
 
@@ -112,6 +105,11 @@ def metrics(mine, executor, on_progress=silent):
     with closing(executor):
         assert do(mine, executor, on_progress) == {}
     return [read_json(job.plan.folder / "metrics.json")["after"] for job in mine]
+
+
+def finish(study, count=None, on_progress=silent):
+    """Do the missing trials of a study, or the first of them, and return their errors."""
+    return do(trial_jobs([study], "cpu", None)[:count], Executor(), on_progress)
 
 
 def states(study):

@@ -11,7 +11,7 @@ from pml_ext_compare.groups import Group, groups_below
 from pml_ext_compare.statistics import paired_difference
 from pml_ext_compare.tables import best_first
 
-from .examples import ONE, OTHER, finished_run
+from .examples import ONE, OTHER
 
 
 def test_differences_are_paired_by_seed(folder):
@@ -67,32 +67,35 @@ def test_of_an_error_less_is_better():
     assert (difference.better, difference.mean) == (1.0, pytest.approx(-0.125))
 
 
-def test_the_best_row_and_similar_rows_are_named():
-    text = best_rows(rows_with([0.3, 0.5, 0.4999, 0.2]), "after", "map_at_r")
-    assert text.startswith("Best by MAP@R: row 1, 50.0 %. Not significantly worse (paired t-tests, p < 0.05")
-    assert text.endswith(": row 2.")
-    text = best_rows(rows_with([0.3, 0.5, 0.4]), "after", "map_at_r")
-    assert text == (
-        "Best by MAP@R: row 1, 50.0 %; all other rows are worse "
-        "(paired t-tests, p < 0.05 after Holm's correction for all pairs of rows)."
-    )
-    one_seed = best_rows(rows_with([0.3, 0.5], seeds=1), "after", "map_at_r")
-    assert one_seed == "Best by MAP@R: row 1, 50.0 %. Not tested (fewer than two common seeds): row 0."
+TESTS = "(paired t-tests, p < 0.05 after Holm's correction for all pairs of rows)"
+FAILED = Group("failed", {}, errors={"seed 0": "no memory"})
+OF_OTHER_METRIC = Group("other", {}, runs={0: {0: {"after": {"nmi": 0.9}}}})
+
+
+@pytest.mark.parametrize(
+    ("groups", "text"),
+    [
+        (rows_with([0.3, 0.5, 0.4999, 0.2]), f"row 1, 50.0 %. Not significantly worse {TESTS}: row 2."),
+        (rows_with([0.3, 0.5, 0.4]), f"row 1, 50.0 %; all other rows are worse {TESTS}."),
+        (rows_with([0.3, 0.5], seeds=1), "row 1, 50.0 %. Not tested (fewer than two common seeds): row 0."),
+        (
+            [*rows_with([0.3, 0.5], spread=0), FAILED, OF_OTHER_METRIC],
+            "row 1, 50.0 %. Worse by the same difference in each pair, without a test: row 0. "
+            "Not tested (fewer than two common seeds): other.",
+        ),
+        (
+            [*rows_with([0.3, 0.5, 0.4]), OF_OTHER_METRIC],
+            "row 1, 50.0 %. Not tested (fewer than two common seeds): other.",
+        ),
+        (rows_with([0.5, 0.5], spread=0), f"row 0, 50.0 %. Not significantly worse {TESTS}: row 1."),
+    ],
+)
+def test_the_best_row_and_similar_rows_are_named(groups, text):
+    assert best_rows(groups, "after", "map_at_r") == f"Best by MAP@R: {text}"
+
+
+def test_a_single_row_is_not_called_best():
     assert best_rows(rows_with([0.3]), "after", "map_at_r") == ""
-
-
-def test_rows_without_values_or_spread_are_not_tested():
-    groups = rows_with([0.3, 0.5], spread=0)
-    groups.append(Group("failed", {}, errors={"seed 0": "no memory"}))
-    groups.append(Group("other", {}, runs={0: {0: {"after": {"nmi": 0.9}}}}))
-    text = best_rows(groups, "after", "map_at_r")
-    assert text == (
-        "Best by MAP@R: row 1, 50.0 %. Worse by the same difference in each pair, without a test: row 0. "
-        "Not tested (fewer than two common seeds): other."
-    )
-    groups = [*rows_with([0.3, 0.5, 0.4]), groups[-1]]
-    assert "all other rows" not in best_rows(groups, "after", "map_at_r")
-    assert best_rows(rows_with([0.5, 0.5], spread=0), "after", "map_at_r").endswith(": row 1.")
 
 
 def test_tests_of_the_best_row_cover_all_pairs():
@@ -113,16 +116,6 @@ def test_another_baseline_stands_in_for_one_that_failed(folder):
     result = compare([failed, one, other], ["nmi"], baseline="failed")
     assert result["differences_from"] == one.name
     assert result["sentences"][0] == f"failed has no finished run; the differences are from {one.name}."
-
-
-def test_only_known_metrics_are_cut_to_shares():
-    runs = {}
-    for seed, value in enumerate((0.01, 0.3)):
-        metrics = {"recall_at_1": 0.5, "purity": value, "theirs": value}
-        runs[seed] = {0: {"after": metrics, "folder": "run"}}
-    (row,) = compare([Group("a", {}, runs=runs)], ["purity", "theirs"])["recipes"]
-    assert row["purity"]["low"] == 0
-    assert row["theirs"]["low"] < 0
 
 
 def test_common_seeds_decide_which_row_is_worse():
@@ -151,13 +144,15 @@ def test_the_baseline_is_named_or_first(folder):
         compare([failed], ["nmi"])
 
 
-def test_intervals_of_shares_are_cut(tmp_path):
-    for seed, recall in enumerate((0.91, 0.97, 0.9)):
-        finished_run(tmp_path / f"high/{seed}", "cbml/a", seed, recall, mvc_weight=1.0)
-        finished_run(tmp_path / f"low/{seed}", "cbml/b", seed, 1 - recall, mvc_weight=0.0)
-    groups = groups_below([tmp_path / "high", tmp_path / "low"])
-    high, low = (row["recall_at_1"] for row in compare(groups, ["recall_at_1"])["recipes"])
-    interval = stats.t.interval(0.95, 2, float(high["mean"]), float(high["std"] / 3**0.5))
-    assert interval[1] > 1
-    assert (high["low"], high["high"]) == pytest.approx((interval[0], 1.0))
-    assert (low["low"], low["high"]) == pytest.approx((0.0, 1 - interval[0]))
+def test_intervals_of_known_shares_are_cut():
+    values = [0.91, 0.97, 0.9]
+    runs = {}
+    for seed, value in enumerate(values):
+        metrics = {"recall_at_1": 0.5, "purity": value, "nmi": 1 - value, "theirs": value}
+        runs[seed] = {0: {"after": metrics, "folder": "run"}}
+    (row,) = compare([Group("a", {}, runs=runs)], ["purity", "nmi", "theirs"])["recipes"]
+    low, high = stats.t.interval(0.95, 2, sum(values) / 3, stats.sem(values))
+    assert high > 1
+    assert (row["purity"]["low"], row["purity"]["high"]) == pytest.approx((low, 1.0))
+    assert (row["nmi"]["low"], row["nmi"]["high"]) == pytest.approx((0.0, 1 - low))
+    assert (row["theirs"]["low"], row["theirs"]["high"]) == pytest.approx((low, high))

@@ -44,12 +44,20 @@ def test_values_are_means_over_all_folds():
     assert group.seconds() is None
 
 
-def test_selection_of_epochs_is_described():
-    assert Group("a", {}).selection() == "last epoch"
-    validated = {"evaluation.validation": 0.2, "evaluation.select_on": "validation"}
-    assert Group("a", validated).selection() == "20 % of training classes"
-    assert Group("a", validated, trials=3).selection() == "trials: validation classes; 20 % of training classes"
-    assert Group("a", validated | {"evaluation.select_on": "test"}).selection() == "test images"
+VALIDATED = {"evaluation.validation": 0.2, "evaluation.select_on": "validation"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "trials", "text"),
+    [
+        ({}, 0, "last epoch"),
+        (VALIDATED, 0, "20 % of training classes"),
+        (VALIDATED, 3, "trials: validation classes; 20 % of training classes"),
+        (VALIDATED | {"evaluation.select_on": "test"}, 0, "test images"),
+    ],
+)
+def test_selection_of_epochs_is_described(settings, trials, text):
+    assert Group("a", settings, trials=trials).selection() == text
 
 
 def test_the_order_of_metrics_makes_no_other_results(folder):
@@ -86,27 +94,32 @@ def test_metrics_of_another_run_are_refused(folder):
         groups_below([folder / "runs"])
 
 
-def test_unequal_settings_are_named_by_kind():
-    base = Group("base", {"loss.name": "cbml", "model.trunk.name": "convnet", "sampler.batch_size": 80})
-    changes = {
-        "trunk": {"model.trunk.name": "resnet"},
-        "weights": {"model.trunk.weights": "x"},
-        "embedding size": {"model.embedding_size": 128},
-        "image size": {"data.images.crop": 227},
-        "batch": {"sampler.batch_size": 160},
-        "iterations": {"schedule.epochs": 3},
-        "augmentation": {"data.augment.shift": 2},
-        "data": {"data.name": "other"},
-        "data.official": {"data.official": "train"},
-    }
-    for name, change in changes.items():
-        texts = Group(name, base.settings | change).unequal_settings(base)
-        assert [text.partition(":")[0] for text in texts] == [name]
-    assert Group("method", base.settings | {"loss.name": "pddm"}).unequal_settings(base) == []
-    assert Group("workers", base.settings | {"data.workers": 2, "data.cache": "memory"}).unequal_settings(base) == []
-    assert Group("tuned", base.settings, trials=20).unequal_settings(base) == ["trials: 20 (0 in base)"]
-    assert Group("b", base.settings | changes["batch"]).unequal_settings(base) == ["batch: 160 (80 in base)"]
-    assert Group("failed", {}).unequal_settings(base) == []
+BASE = Group("base", {"loss.name": "cbml", "model.trunk.name": "convnet", "sampler.batch_size": 80})
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"model.trunk.name": "resnet"}, "trunk: resnet (convnet in base)"),
+        ({"model.trunk.weights": "x"}, "weights: x (default in base)"),
+        ({"model.embedding_size": 128}, "embedding size: 128 (default in base)"),
+        ({"data.images.crop": 227}, "image size: 227 (default in base)"),
+        ({"sampler.batch_size": 160}, "batch: 160 (80 in base)"),
+        ({"schedule.epochs": 3}, "iterations: 3 (default in base)"),
+        ({"data.augment.shift": 2}, "augmentation: 2 (default in base)"),
+        ({"data.name": "other"}, "data: other (default in base)"),
+        ({"data.official": "train"}, "data.official: train (default in base)"),
+        ({"loss.name": "pddm"}, ""),
+        ({"data.workers": 2, "data.cache": "memory"}, ""),
+    ],
+)
+def test_unequal_settings_are_named_by_kind(change, text):
+    assert Group("other", BASE.settings | change).unequal_settings(BASE) == [text] * bool(text)
+
+
+def test_unequal_trials_and_failed_rows():
+    assert Group("tuned", BASE.settings, trials=20).unequal_settings(BASE) == ["trials: 20 (0 in base)"]
+    assert Group("failed", {}).unequal_settings(BASE) == []
 
 
 def test_values_of_the_paper_are_quoted():
@@ -127,13 +140,18 @@ def test_metrics_that_are_not_finite_are_missing(tmp_path):
     assert group.values("after", "nmi") == {0: 0.5, 1: 0.5}
 
 
-def test_rows_with_unequal_trials_have_different_names():
-    groups = [Group("a", {"x": 1}), Group("a", {"x": 1}, trials=20), Group("b", {"x": 1})]
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        ([("a", {"x": 1}, 0), ("a", {"x": 1}, 20), ("b", {"x": 1}, 0)], ["a trials=0", "a trials=20", "b"]),
+        (
+            [("a", {"x": 1}, 0), ("a", {"x": 1}, 20), ("a", {"x": 2}, 0), ("a", {}, 0)],
+            ["a x=1 trials=0", "a x=1 trials=20", "a x=2", "a"],
+        ),
+        ([("a", {"x": 1}, 0), ("a", {}, 20)], ["a trials=0", "a trials=20"]),  # the tuning of the second failed
+    ],
+)
+def test_rows_with_unequal_trials_have_different_names(rows, names):
+    groups = [Group(name, settings, trials=trials) for name, settings, trials in rows]
     disambiguate_names(groups)
-    assert [group.name for group in groups] == ["a trials=0", "a trials=20", "b"]
-    groups = [Group("a", {"x": 1}), Group("a", {"x": 1}, trials=20), Group("a", {"x": 2}), Group("a", {})]
-    disambiguate_names(groups)
-    assert [group.name for group in groups] == ["a x=1 trials=0", "a x=1 trials=20", "a x=2", "a"]
-    failed = [Group("a", {"x": 1}), Group("a", {}, trials=20, errors={"a, tuning": "no memory"})]
-    disambiguate_names(failed)
-    assert [group.name for group in failed] == ["a trials=0", "a trials=20"]
+    assert [group.name for group in groups] == names

@@ -7,26 +7,30 @@ import pytest
 
 from pml_ext.errors import StoppedError
 from pml_ext_compare import job_queue
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
-from pml_ext_compare.jobs import JobResult
+from pml_ext_compare.jobs import Executor, JobResult
 from pml_ext_compare.on_slurm import OnSlurm
 from pml_ext_train.training import signals
 
 from .examples import jobs, silent
 
 
-class DyingWorkers(Executor):
+class Counting(Executor):
+    """An executor that counts the jobs that are started."""
+
+    started = 0
+
+    def start(self, job):
+        self.started += 1
+        super().start(job)
+
+
+class DyingWorkers(Counting):
     """Workers that a signal ends while they start, before they can handle it."""
 
     def __init__(self, in_the_same_poll):
         super().__init__()
         self.in_the_same_poll = in_the_same_poll
-        self.started = 0
-
-    def start(self, job):
-        self.started += 1
-        super().start(job)
 
     def ended(self, on_progress):
         if signals.received() is None:
@@ -37,18 +41,13 @@ class DyingWorkers(Executor):
             yield self.running.pop(job), JobResult(died=True)
 
 
-class LateAnswers(Executor):
+class LateAnswers(Counting):
     """Two jobs elsewhere: a signal ends the first there; the second answers something in the next round."""
 
     def __init__(self, answer):
         super().__init__(jobs=2)
         self.answers = [JobResult(stopped=signal.SIGTERM), answer]
-        self.started = 0
         self.is_asked_to_stop = False
-
-    def start(self, job):
-        self.started += 1
-        super().start(job)
 
     def ended(self, on_progress):
         first_job = next(iter(self.running))
@@ -58,19 +57,14 @@ class LateAnswers(Executor):
         self.is_asked_to_stop = True
 
 
-class Busy(Executor):
+class Busy(Counting):
     """An executor whose job is busy elsewhere at first."""
 
     retry_seconds = 0.01
 
-    def __init__(self):
-        super().__init__()
-        self.tries = 0
-
     def ended(self, on_progress):
         for job in [*self.running]:
-            self.tries += 1
-            yield self.running.pop(job), JobResult(busy=self.tries < 3)
+            yield self.running.pop(job), JobResult(busy=self.started < 3)
 
 
 @pytest.mark.parametrize("in_the_same_poll", [False, True])
@@ -96,7 +90,7 @@ def test_no_job_starts_after_a_signal(tmp_path, answer):
 def test_a_busy_job_is_tried_again_later(tmp_path):
     executor = Busy()
     assert do(jobs(tmp_path), executor, silent) == {}
-    assert executor.tries == 3
+    assert executor.started == 3
     assert OnSlurm.retry_seconds >= 60  # each try is a submission
     queue = job_queue._Queue(["a", "b"], silent, retry_seconds=3600)
     (job,) = queue.take(1)

@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 
 from pml_ext.errors import StoppedError
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
+from pml_ext_compare.jobs import Executor
 from pml_ext_compare.processes import Processes
 
 from .examples import Killed, Quick, Sleeper, jobs, metrics, silent

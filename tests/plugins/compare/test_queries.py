@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.groups import groups_below
+from pml_ext_compare.jobs import Executor
 from pml_ext_compare.queries import NearestImages, compare_queries, queries_that_differ
 from pml_ext_compare.runs import plans_of, rows_of
 from pml_ext_train.recipe import load_recipes

@@ -7,8 +7,8 @@ import tomli_w
 
 from pml_ext.errors import ConfigError
 from pml_ext_compare import runs
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
+from pml_ext_compare.jobs import Executor
 from pml_ext_compare.runs import RunJob, plans_of, recipes_of_table, reported_of, rows_of, run_lock, with_settings
 from pml_ext_train.launch.launch import execute
 from pml_ext_train.recipe import load_recipe, load_recipes, reported_phases
@@ -66,32 +66,43 @@ def test_recipes_that_quote_a_papers_table():
         recipes_of_table("cbml/99", full=False)
 
 
-def test_unknown_metrics_and_phases_end_before_training(recipe, tmp_path, begun):
-    small = ["evaluation.recall_at=[1, 3]", "evaluation.baselines=true"]
-    settings = [word for setting in small for word in ("--set", setting)]
-    for words, text in (
+FEW = ["--set", "evaluation.recall_at=[1, 3]", "--set", "evaluation.training_images=10"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
         (["--metric", "nosuch"], "--metric nosuch: the recipes' runs have recall_at_1, recall_at_3, "),
-        (["--phase", "nosuch"], "--phase nosuch: the recipes' runs have after, raw, before"),
-        (["--phase", "learned_metric"], "--phase learned_metric: the recipes' runs have after, raw, before"),
-        (["--phase", "frozen"], "--phase frozen: the recipes' runs have after, raw, before"),
+        (["--phase", "nosuch"], "--phase nosuch: the recipes' runs have after, training"),
+        (["--phase", "learned_metric"], "--phase learned_metric: the recipes' runs have after, training"),
+        (
+            ["--phase", "frozen", "--set", "evaluation.baselines=true"],
+            "frozen: the recipes' runs have after, training, raw",
+        ),
         (["--baseline", "other"], "--baseline other: no row has the name 'other'; rows: "),
-    ):
-        assert text in str(compare(recipe, "--out", tmp_path / "out", *settings, *words).exception)
+        (["--phase", "training", "--metric", "nmi"], "--metric nmi: the recipes' runs have recall_at_1, "),
+        (
+            ["pddm/digits", "--phase", "learned_metric"],
+            "one.toml, has after, training; name another one by --baseline",
+        ),
+    ],
+)
+def test_unknown_metrics_and_phases_end_before_training(recipe, tmp_path, begun, words, text):
+    assert text in str(compare(recipe, "--out", tmp_path / "out", *FEW, *words).exception)
     assert begun == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "metrics"),
+    [("training", ["recall_at_1"]), ("raw", ["recall_at_1", "nmi"]), ("after", ["recall_at_1", "nmi", "ncm_top_1"])],
+)
+def test_phases_report_metrics_of_their_own(phase, metrics):
+    assert reported_of(phase, ["recall_at_1", "nmi", "ncm_top_1"]) == metrics
+
+
+def test_a_learned_metric_is_a_phase():
     (learned,) = load_recipes("pddm/digits").values()
     assert reported_phases(learned) == ["after", "training", "raw", "before", "learned_metric", "shortlist"]
-
-
-def test_a_missing_phase_ends_before_training(recipe, tmp_path, begun):
-    small = ["--set", "evaluation.training_images=10", "--out", tmp_path / "out", "--phase"]
-    text = "--metric nmi: the recipes' runs have recall_at_1, "
-    assert text in str(compare(recipe, *small, "training", "--metric", "nmi").exception)
-    text = f"--phase learned_metric: the baseline, {recipe}, has after, training; name another one by --baseline"
-    assert text in str(compare(recipe, "pddm/digits", *small, "learned_metric").exception)
-    assert begun == []
-    assert reported_of("training", ["recall_at_1", "nmi", "purity_2"]) == ["recall_at_1"]
-    assert reported_of("after", ["recall_at_1", "nmi", "ncm_top_1"]) == ["recall_at_1", "nmi", "ncm_top_1"]
-    assert reported_of("raw", ["recall_at_1", "nmi", "zero_shot_top_5"]) == ["recall_at_1", "nmi"]
 
 
 @pytest.mark.parametrize(

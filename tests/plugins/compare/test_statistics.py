@@ -54,10 +54,12 @@ def test_fewest_pairs_that_reach_a_power():
     assert np.mean(stats.ttest_1samp(samples, 0).pvalue < 0.05) == pytest.approx(0.8, abs=0.03)
 
 
-def test_holm_corrects_step_by_step():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([None, 0.5, 0.9]) == [None, 1.0, 1.0]
-    assert holm([]) == []
+@pytest.mark.parametrize(
+    ("p", "corrected"),
+    [([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]), ([None, 0.5, 0.9], [None, 1.0, 1.0]), ([], [])],
+)
+def test_holm_corrects_step_by_step(p, corrected):
+    assert holm(p) == pytest.approx(corrected)
 
 
 def test_equal_rows_rarely_differ_significantly_by_chance():

@@ -1,19 +1,20 @@
 """The trials of a study: shared, resumed, failed."""
 
 from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from pml_ext.errors import ConfigError, StoppedError
 from pml_ext_compare import trials
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
+from pml_ext_compare.jobs import Executor
 from pml_ext_compare.processes import Processes
 from pml_ext_compare.trials import TrialJob
-from pml_ext_compare.tuning import studies_of, trial_jobs
+from pml_ext_compare.tuning import studies_of
 
-from .examples import TUNABLE, silent, states
+from .examples import TUNABLE, finish, silent, states
 
 pytest.importorskip("optuna")
 
@@ -39,7 +40,7 @@ def test_a_trial_that_was_ended_goes_on(tunable, tmp_path):
     with pytest.raises(StoppedError):
         do([TrialJob(study, 0, "cpu", None)], Executor(), stop)
     assert states(study) == ["RUNNING"]
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    assert finish(study) == {}
     assert states(study) == ["COMPLETE", "COMPLETE"]
 
 
@@ -48,31 +49,24 @@ def test_wrong_values_fail_a_single_trial(tunable, tmp_path):
     text = TUNABLE.replace('"sampler.m" = { choices = [2] }', ranges).replace('"loss.neg_margin"', '"loss.pos_margin"')
     (tmp_path / "one.toml").write_text(text.replace("low = 0.2, high = 2.0", "low = 0.0, high = 0.2"))
     (study,) = studies_of(tunable, tmp_path, trials=4)
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    assert finish(study) == {}
     assert states(study)[0] == "COMPLETE"
     assert "FAIL" in states(study)
 
 
-def raising(error):
-    def train(**_):
-        raise error
-
-    return train
-
-
 def test_values_that_raise_anything_count_as_a_trial(tunable, tmp_path, monkeypatch):
     (study,) = studies_of(tunable, tmp_path, trials=2)
-    monkeypatch.setattr(trials, "train_and_validate", raising(torch.OutOfMemoryError("out of memory")))
+    monkeypatch.setattr(trials, "train_and_validate", Mock(side_effect=torch.OutOfMemoryError("out of memory")))
     said = []
-    assert do(trial_jobs([study], "cpu", None)[:1], Executor(), lambda job, text: said.append(text)) == {}
+    assert finish(study, 1, lambda job, text: said.append(text)) == {}
     assert states(study) == ["FAIL"]
     assert any("trial 1 of 2 failed: OutOfMemoryError: out of memory" in str(text) for text in said)
-    monkeypatch.setattr(trials, "train_and_validate", raising(OSError(28, "No space left on device")))
-    (error,) = do(trial_jobs([study], "cpu", None)[:1], Executor(), silent).values()
+    monkeypatch.setattr(trials, "train_and_validate", Mock(side_effect=OSError(28, "No space left on device")))
+    (error,) = finish(study, 1).values()
     assert "No space left on device" in error
     assert states(study) == ["FAIL", "RUNNING"]  # goes on later
     monkeypatch.undo()
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    assert finish(study) == {}
     assert states(study) == ["FAIL", "COMPLETE"]
 
 
@@ -99,7 +93,7 @@ def test_a_trial_that_is_killed_repeatedly_fails(tunable, tmp_path, monkeypatch)
     job.do(said.append)
     assert states(study) == ["FAIL"]
     assert "its process was killed 3 times, perhaps for lack of memory" in said[-1]
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    assert finish(study) == {}
     assert states(study) == ["FAIL", "COMPLETE"]
 
 
@@ -109,6 +103,6 @@ def test_a_drawn_first_trial_may_fail_alone(tunable, tmp_path, monkeypatch):
     (tmp_path / "one.toml").write_text(text)
     (study,) = studies_of(tunable, tmp_path, trials=3)
     assert not study.begins_with_own_values()
-    monkeypatch.setattr(trials, "train_and_validate", raising(ConfigError("three do not divide four")))
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    monkeypatch.setattr(trials, "train_and_validate", Mock(side_effect=ConfigError("three do not divide four")))
+    assert finish(study) == {}
     assert states(study) == ["FAIL"] * 3

@@ -1,30 +1,22 @@
 """Tuning: equally many trials for every recipe, validation classes alone, shared by processes, resumed where killed."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
-from typer.testing import CliRunner
 
 from pml_ext.errors import ConfigError
 from pml_ext_compare import trials
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
-from pml_ext_compare.jobs import JobResult
+from pml_ext_compare.jobs import Executor, JobResult
 from pml_ext_compare.tuning import studies_of, trial_jobs, tuned
-from pml_ext_train.cli.app import app_for
-from pml_ext_train.recipe import load_recipes, ranges_of
+from pml_ext_train.recipe import load_recipes
 from pml_ext_train.training import evaluation, validation
 
 from ...overrides import typed
-from .examples import TUNABLE, constant, silent, states
+from .examples import TUNABLE, compare, finish, silent, states
 
 pytest.importorskip("optuna")
-
-
-def test_ranges_follow_the_loss_and_the_overrides(tunable):
-    assert [*ranges_of(tunable)[tunable]] == ["optimizer.lr", "loss.neg_margin", "sampler.m"]
-    assert [*ranges_of(tunable, {"loss.neg_margin": 1.0})[tunable]] == ["optimizer.lr", "sampler.m"]
-    assert [*ranges_of(tunable, {"loss.name": "pml/ntxent"})[tunable]] == ["optimizer.lr", "sampler.m"]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +46,7 @@ def test_trials_see_validation_classes_and_are_reproducible(tunable, tmp_path, m
     found = []
     for place in ("one", "two"):
         (study,) = studies_of(tunable, tmp_path / place, trials=3)
-        assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+        assert finish(study) == {}
         found.append(study.about())
         assert trial_jobs([study], "cpu", None) == []  # none is left to do
     assert seen == {"validation"}
@@ -71,9 +63,7 @@ def test_trials_see_validation_classes_and_are_reproducible(tunable, tmp_path, m
 def test_the_command_tunes_marks_and_saves(tunable, tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext_compare.page.compare_queries", lambda *_: ([], []))
     out = tmp_path / "out"
-    words = ["compare", tunable, "--out", str(out), "--tune", "2", "--save-recipe", "--json"]
-    result = CliRunner().invoke(app_for(words), words, catch_exceptions=False)
-    value = json.loads(result.stdout)
+    value = json.loads(compare(tunable, "--out", out, "--tune", 2, "--save-recipe", "--json").stdout)
     (row,) = value["recipes"]
     (about,) = value["tuning"]
     assert (row["trials"], row["selection"]) == (2, "trials: validation classes; last epoch")
@@ -84,9 +74,7 @@ def test_the_command_tunes_marks_and_saves(tunable, tmp_path, monkeypatch):
     assert best_recipe.loss.settings["neg_margin"] == about["best"]["loss.neg_margin"]
     assert "Best: optimizer.lr" in (out / "comparison.html").read_text()
     folder = out.joinpath(row["folders"]["0"]).parent
-    both = json.loads(
-        CliRunner().invoke(app_for(["compare"]), ["compare", tunable, str(folder), "--out", str(out), "--json"]).stdout
-    )
+    both = json.loads(compare(tunable, folder, "--out", out, "--json").stdout)
     unequal = {each["trials"]: each["unequal_settings"] for each in both["recipes"]}
     assert unequal == {0: [], 2: [f"trials: 2 (0 in {both['differences_from']})"]}
     with pytest.raises(ConfigError, match=r"cbml/digits has no \[tune\] table"):
@@ -108,10 +96,9 @@ def test_a_setting_wrong_for_every_trial_ends_all(tunable, tmp_path):
 
 def test_fewer_trials_ignore_those_of_longer_tunings(tunable, tmp_path, monkeypatch):
     values = [0.1, 0.4, 0.2, 0.9, 0.3, 0.5]
-    remaining = list(values)
-    monkeypatch.setattr(trials, "train_and_validate", lambda **_: remaining.pop(0))
+    monkeypatch.setattr(trials, "train_and_validate", Mock(side_effect=values))
     (longer,) = studies_of(tunable, tmp_path, trials=6)
-    assert do(trial_jobs([longer], "cpu", None), Executor(), silent) == {}
+    assert finish(longer) == {}
     (shorter,) = studies_of(tunable, tmp_path, trials=3)
     assert shorter.place == longer.place
     assert trial_jobs([shorter], "cpu", None) == []
@@ -135,8 +122,8 @@ class Killing(Executor):
         yield from super().ended(on_progress)
 
 
-def test_jobs_that_die_are_made_again(tunable, tmp_path, monkeypatch):
-    monkeypatch.setattr(trials, "train_and_validate", constant())
+@pytest.mark.usefixtures("quick_trials")
+def test_jobs_that_die_are_made_again(tunable, tmp_path):
     studies = studies_of(tunable, tmp_path, trials=3)
     begun = []
     recipes, failed = tuned(studies, Killing({0: 2}), silent, begin=begun.append)
@@ -151,16 +138,11 @@ def test_jobs_that_die_are_made_again(tunable, tmp_path, monkeypatch):
 
 def test_trials_do_not_read_the_file_again(tunable, tmp_path, monkeypatch):
     studies = studies_of(tunable, tmp_path / "out", trials=1)
-    trained = []
-
-    def train(recipe, **_):
-        trained.append(recipe)
-        return 0.5
-
+    train = Mock(return_value=0.5)
     monkeypatch.setattr(trials, "train_and_validate", train)
     (tmp_path / "one.toml").write_text(TUNABLE.replace("width = 8", "width = 16"))
     recipes, _ = tuned(studies, Executor(), silent)
-    assert trained[0].model.trunk.settings["width"] == 8
+    assert train.call_args.kwargs["recipe"].model.trunk.settings["width"] == 8
     assert recipes[tunable].model.trunk.settings["width"] == 8
 
 

@@ -1,9 +1,7 @@
 """What several tests of this folder need."""
 
-import pytest
 import torch
 
-from pml_ext_fit import selection
 from pml_ext_fit.candidates import small_network
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.scores import Scores
@@ -21,11 +19,6 @@ def scores(mean, spread=0.01, classes=12, seed=0):
 
 def workplace(folder, overrides=(), say=print):
     return Workplace(overrides, folder, 0, "cpu", Silence(), say)
-
-
-def needs_weights():
-    if selection.why_not():
-        pytest.skip("the extra photos is not installed, whose trunk the recipes name")
 
 
 def recipe_of(candidate):

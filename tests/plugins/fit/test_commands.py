@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from pml_ext.errors import ConfigError, DataError, NothingToLearnError
+from pml_ext.errors import ConfigError, NothingToLearnError
 from pml_ext_fit import selection
 from pml_ext_fit.candidates import last_blocks
 from pml_ext_fit.commands import fit
@@ -17,7 +17,6 @@ from pml_ext_train.files import read_json
 from pml_ext_train.records.run_files import tables_of_run
 
 from ...overrides import typed
-from .helpers import needs_weights
 
 QUICK = {"quick": True, "device": "cpu"}
 TRAINED = {**QUICK, "overrides": typed(["loss.beta=50"])}  # a head is trained, as the user says
@@ -52,8 +51,7 @@ def left_in(folder):
     return sorted(name for name in files if not name.startswith("tensorboard"))
 
 
-def test_separated_vectors_are_delivered_unchanged(vectors_apart, tmp_path, capsys):
-    out = tmp_path / "run"
+def test_separated_vectors_are_delivered_unchanged(vectors_apart, capsys, out):
     fit(vectors_apart, out=out, **TRAINED)
     assert "delivers vectors, unwhitened: no pair of the batches adds to the loss" in capsys.readouterr().err
     model = tables_of_run(out)["model"]
@@ -74,9 +72,8 @@ def test_separated_vectors_are_delivered_unchanged(vectors_apart, tmp_path, caps
 
 
 @pytest.mark.parametrize("keeps", ["everything", "nothing"])
-def test_a_kill_when_nothing_was_to_learn(vectors_apart, tmp_path, monkeypatch, keeps):
+def test_a_kill_when_nothing_was_to_learn(vectors_apart, monkeypatch, keeps, out):
     """It is found out again: before the failed run was removed, and before it was said what comes in its place."""
-    out = tmp_path / "run"
 
     def killed(folder):
         if keeps == "nothing":
@@ -99,8 +96,7 @@ def test_a_users_own_network_is_not_replaced(vectors_apart, tmp_path):
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
-def test_separated_vectors_are_chosen_unchanged(vectors_apart, tmp_path, capsys):
-    out = tmp_path / "run"
+def test_separated_vectors_are_chosen_unchanged(vectors_apart, capsys, out):
     fit(vectors_apart, out=out, **QUICK)
     told = capsys.readouterr().err
     assert "the items of 2 training classes held out once, in 4 folds" in told
@@ -119,8 +115,7 @@ def digits(tmp_path):
     return file
 
 
-def test_a_vector_head_is_tried_for_tested_classes(digits, tmp_path, capsys):
-    out = tmp_path / "run"
+def test_a_vector_head_is_tried_for_tested_classes(digits, capsys, out):
     few = typed(["schedule.epochs=1", "sampler.iterations=2"])
     fit(digits, out=out, quick=True, overrides=few, device="cpu")
     told = capsys.readouterr().err
@@ -149,14 +144,7 @@ def test_options_that_nothing_uses_are_refused(digits, tmp_path, unused, untrain
     assert not (tmp_path / "run").exists()
 
 
-def test_a_photograph_is_not_called_a_missing_folder(tmp_path):
-    Image.new("RGB", (8, 8)).save(tmp_path / "photo.jpg")
-    with pytest.raises(DataError, match=f"photo.jpg: one file; wanted a folder .*: pml-ext fit {tmp_path}$"):
-        fit(tmp_path / "photo.jpg", device="cpu")
-
-
-def test_vectors_of_new_classes_are_not_trained(digits, tmp_path, capsys):
-    out = tmp_path / "run"
+def test_vectors_of_new_classes_are_not_trained(digits, capsys, out):
     fit(digits, out=out, overrides=typed(["data.split=class"]), device="cpu", quick=True)
     told = capsys.readouterr().err
     assert "each of 5 training classes held out once, in 2 folds" in told
@@ -165,9 +153,8 @@ def test_vectors_of_new_classes_are_not_trained(digits, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_separated_images_get_a_random_network(images_apart, tmp_path, monkeypatch, capsys):
+def test_separated_images_get_a_random_network(images_apart, monkeypatch, capsys, out):
     monkeypatch.setitem(sys.modules, "timm", None)
-    out = tmp_path / "run"
     fit(images_apart, out=out, **QUICK)
     assert "delivers features of a small network with random weights: no pair" in capsys.readouterr().err
     metrics = read_json(out / "metrics.json")
@@ -176,9 +163,8 @@ def test_separated_images_get_a_random_network(images_apart, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_images_that_are_apart_get_frozen_features(images_apart, tmp_path, monkeypatch):
-    needs_weights()
-    out = tmp_path / "run"
+@pytest.mark.usefixtures("weights")
+def test_images_that_are_apart_get_frozen_features(images_apart, monkeypatch, out):
     decision = selection.Decision(last_blocks(describe_images(images_apart)), "as found")
     monkeypatch.setattr(selection, "choose", lambda *_: decision)
     overrides = typed(["loss.name=pml/triplet-margin", "schedule.epochs=1"])

@@ -5,19 +5,17 @@ import pytest
 from pml_ext_fit import duration
 from pml_ext_fit.candidates import features_of_images
 from pml_ext_fit.folds import folds_of
-from pml_ext_fit.images import describe_images
 from pml_ext_fit.timing import PerImage
 from pml_ext_fit.trunk import LITE0
 from pml_ext_train.recipe import build_dataset
 
-from .helpers import needs_weights, recipe_of, workplace
+from .helpers import recipe_of, workplace
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_the_whole_is_the_sum_of_the_steps(photos, tmp_path, monkeypatch, trains):
+@pytest.mark.usefixtures("weights")
+def test_the_whole_is_the_sum_of_the_steps(tmp_path, monkeypatch, trains, images):
     """72 images to train and 72 to test, and a training of ten minutes."""
-    needs_weights()
-    images = describe_images(photos)
     splits = build_dataset(recipe_of(features_of_images(images)).data, None)
     folds = folds_of(splits.train.labels, shared=False, seed=0)
     monkeypatch.setattr(duration, "seconds_per_image", lambda *_: PerImage(0.01, 0.03))
@@ -43,7 +41,6 @@ def test_the_whole_is_the_sum_of_the_steps(photos, tmp_path, monkeypatch, trains
         assert duration.described(left) == "about 10 s in all"
 
 
-def test_without_readable_images_nothing_is_estimated(photos, tmp_path, monkeypatch):
-    images = describe_images(photos)
+def test_without_readable_images_nothing_is_estimated(tmp_path, monkeypatch, images):
     monkeypatch.setattr(duration, "seconds_per_image", lambda *_: None)
     assert duration.expected(images, LITE0, None, None, 72, workplace(tmp_path), True) is None

@@ -24,8 +24,13 @@ def test_settings_decide_the_framing_of_images(framing):
     assert framing_of(framing.settings) == framing
 
 
-def test_a_framing_says_what_the_command_gives():
-    whole = Framing(160, squash=True)
-    assert as_given(whole, {}) == whole
-    assert as_given(whole, {"data.images.squash": False}) == Framing(160)
-    assert as_given(Framing(160), {"data.images.crop": 96, "data.images.squash": True}) == Framing(96, squash=True)
+@pytest.mark.parametrize(
+    ("framing", "settings", "wanted"),
+    [
+        (Framing(160, squash=True), {}, Framing(160, squash=True)),
+        (Framing(160, squash=True), {"data.images.squash": False}, Framing(160)),
+        (Framing(160), {"data.images.crop": 96, "data.images.squash": True}, Framing(96, squash=True)),
+    ],
+)
+def test_a_framing_says_what_the_command_gives(framing, settings, wanted):
+    assert as_given(framing, settings) == wanted

@@ -17,6 +17,13 @@ from pml_ext_train.recipe import build_dataset, load_recipe, overrides_of
 from ...overrides import typed
 
 
+def write_images(place, classes, each, size):
+    for label in range(classes):
+        (place / f"class{label:02d}").mkdir()
+        for number in range(each):
+            Image.new("RGB", size, (9 * label, number, 0)).save(place / f"class{label:02d}" / f"{number}.png")
+
+
 def recipe_with(settings, *overrides, name=candidates.SMALL):
     return load_recipe(name, [*overrides_of(settings), *typed(overrides)])
 
@@ -41,10 +48,7 @@ def test_unreadable_files_are_skipped_by_default(photos, tmp_path):
     ],
 )
 def test_settings_fit_the_users_folder(tmp_path, classes, images, options, wanted, told):
-    for label in range(classes):
-        (tmp_path / f"class{label:02d}").mkdir()
-        for number in range(images):
-            Image.new("RGB", (40, 50), (9 * label, number, 0)).save(tmp_path / f"class{label:02d}" / f"{number}.png")
+    write_images(tmp_path, classes, images, (40, 50))
     described = describe_images(tmp_path, typed(options))
     assert describe_images(Path(f"folder:{tmp_path}"), typed(options)) == described
     settings = described.settings_of(candidates.SMALL)
@@ -82,10 +86,7 @@ def test_few_bytes_of_images_are_kept_in_memory(photos, monkeypatch):
 
 def test_squashed_images_count_as_squares(tmp_path, monkeypatch):
     """16 images of 96 x 48 pixels: at 224 pixels 2.4 MB as squares, 4.8 MB as they are."""
-    for label in range(4):
-        (tmp_path / str(label)).mkdir()
-        for number in range(4):
-            Image.new("RGB", (96, 48), (60 * label, 20 * number, 0)).save(tmp_path / str(label) / f"{number}.png")
+    write_images(tmp_path, 4, 4, (96, 48))
     found = describe_images(tmp_path)
     monkeypatch.setattr("pml_ext_fit.images.IN_MEMORY", 3_000_000)
     assert "data.cache" not in found.settings_of(PRETRAINED)
@@ -156,13 +157,10 @@ def test_columns_of_other_names_are_found(table_of):
     place = table_of(columns=("Id", "Image"), ending="parquet")
     with pytest.raises(DataError, match=r"found the columns Id, Image; wanted embeddings and labels, of vectors, or"):
         describe_images(place)
-    given = typed(["data.columns.label=Id", "data.columns.path=Image"])
-    found = describe_images(place, given)
+    given = ["data.columns.label=Id", "data.columns.path=Image"]
+    found = describe_images(place, typed(given))
     assert found.data["data.name"] == f"table:{place}"
-    assert build_dataset(
-        recipe_with(found.settings_of(candidates.SMALL), *["data.columns.label=Id", "data.columns.path=Image"]).data,
-        None,
-    ).train
+    assert build_dataset(recipe_with(found.settings_of(candidates.SMALL), *given).data, None).train
     place = table_of(columns=("Id", "Image"), split=["train"] * 6)
     with pytest.raises(
         DataError, match="no column label and no path among Id, Image, split; .*--set data.columns.label"
@@ -179,8 +177,14 @@ def test_vectors_and_images_in_parquet_are_told_apart(table_of, tmp_path):
     assert not is_table(tmp_path / "vectors.parquet")
 
 
-def test_what_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(
-        DataError, match=r"none.csv: no such folder or file; wanted a folder of images, a .csv or .parquet table"
-    ):
-        describe_images(Path(f"table:{tmp_path}/none.csv"))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("table:{}/none.csv", r"none.csv: no such folder or file; wanted a folder of images, a .csv or .parquet table"),
+        ("{}/photo.jpg", "photo.jpg: one file; wanted a folder .*: pml-ext fit {}$"),
+    ],
+)
+def test_what_is_not_there_is_one_line(tmp_path, name, text):
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(DataError, match=text.format(tmp_path)):
+        describe_images(Path(name.format(tmp_path)))

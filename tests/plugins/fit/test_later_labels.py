@@ -14,14 +14,12 @@ from pml_ext_train.files import read_json
 from pml_ext_train.records.run_files import tables_of_run
 
 from ..train.training.made_up_photos import write_photos
-from .helpers import needs_weights
 from .test_unlabeled import Lines
 
 
 @pytest.fixture
-def flat(tmp_path):
+def flat(tmp_path, weights):
     """A flat folder of 32 photographs of four classes, a broken file, and one without a class; and the table."""
-    needs_weights()
     write_photos(tmp_path / "classes", classes=4, each=8)
     place = tmp_path / "my photos"
     place.mkdir()
@@ -63,50 +61,44 @@ def test_a_head_is_fitted_to_kept_features(flat, tmp_path, monkeypatch, capsys):
     assert "unknown.png" in indexed.paths
 
 
-def test_the_table_has_absolute_paths_of_readable_images(flat):
-    place, table = flat
-    copied = labeled_table(place, table, None, [], "cpu", Lines()).file
-    with copied.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert sorted(rows[0]) == ["label", "path"]
-    assert rows[0] == {"path": str(place / "class-00, 0.png"), "label": "class-00"}
-    assert len(rows) == 32
-    assert copied.parent == folder_runs.home_of(place)
+def rows_of(file):
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
-def test_rows_without_a_class_are_left_out(flat):
+def test_the_table_has_absolute_paths_of_classed_images(flat):
     place, table = flat
     with table.open("a", newline="") as file:
         file.write("unknown.png,\n")
     copied = labeled_table(place, table, None, [], "cpu", Lines()).file
-    with copied.open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 32
-    table.write_text("path,class\nunknown.png,\n")
-    with pytest.raises(DataError, match="found no class in its 1 rows; fill the column class"):
-        labeled_table(place, table, None, [], "cpu", Lines())
+    assert copied.parent == folder_runs.home_of(place)
+    rows = rows_of(copied)
+    assert len(rows) == 32
+    assert list(rows[0].items()) == [("path", str(place / "class-00, 0.png")), ("label", "class-00")]
+
+
+TABLES = {
+    "file,class\na.png,a\n": r"found the columns file, class; wanted path, relative to .*my photos, and cl",
+    "path,class\ngone.png,a\n": r"gone.png: no such file, though .*other.csv lists it \(1 of 1 are missing\)",
+    "path,class\nbroken.png,a\n": "none of its 1 images can be read",
+    "path,class\nunknown.png,\n": "found no class in its 1 rows; fill the column class",
+}
 
 
 def test_tables_of_something_else_are_refused(flat, tmp_path):
     place, table = flat
-    lines = Lines()
-    with pytest.raises(DataError, match="missing.csv: no such file; wanted a .csv or .parquet table"):
-        labeled_table(place, tmp_path / "missing.csv", None, [], "cpu", lines)
     other = tmp_path / "other.csv"
-    other.write_text("file,class\na.png,a\n")
-    with pytest.raises(DataError, match=r"found the columns file, class; wanted path, relative to .*my photos, and cl"):
-        labeled_table(place, other, None, [], "cpu", lines)
-    other.write_text("path,class\ngone.png,a\n")
-    with pytest.raises(DataError, match=r"gone.png: no such file, though .*other.csv lists it \(1 of 1 are missing\)"):
-        labeled_table(place, other, None, [], "cpu", lines)
-    other.write_text("path,class\nbroken.png,a\n")
-    with pytest.raises(DataError, match="none of its 1 images can be read"):
-        labeled_table(place, other, None, [], "cpu", lines)
+    with pytest.raises(DataError, match="other.csv: no such file; wanted a .csv or .parquet table"):
+        labeled_table(place, other, None, [], "cpu", Lines())
+    for written, text in TABLES.items():
+        other.write_text(written)
+        with pytest.raises(DataError, match=text):
+            labeled_table(place, other, None, [], "cpu", Lines())
     with pytest.raises(ConfigError, match="the table belongs to a folder of images; .*classes.csv is not a folder"):
-        labeled_table(table, table, None, [], "cpu", lines)
-    with pytest.raises(ConfigError, match="--labels and --no-labels contradict"):
-        fit(place, labels=table, no_labels=True, device="cpu")
-    with pytest.raises(ConfigError, match="--labels fits a head in closed form"):
-        fit(place, labels=table, fine_tune=True, device="cpu")
+        labeled_table(table, table, None, [], "cpu", Lines())
+    for option, text in (("no_labels", "--labels and --no-labels contradict"), ("fine_tune", "a head in closed form")):
+        with pytest.raises(ConfigError, match=text):
+            fit(place, labels=table, device="cpu", **{option: True})
 
 
 def test_errors_are_about_the_table_that_was_given(flat, tmp_path):
@@ -115,14 +107,16 @@ def test_errors_are_about_the_table_that_was_given(flat, tmp_path):
     names = [row.rpartition(",")[0] for row in rows[1:4]]
     other = tmp_path / "my own.csv"
     lines = ["path,class,split", "unknown.png,,", f"{names[0]},one,train", "", f'{names[1]},"a\nb",train']
-    other.write_text("\n".join([*lines, f"{names[2]},two,trian", ""]))
-    with pytest.raises(DataError, match=r"my own.csv, line 7: found split 'trian'") as raised:
-        fit(place, labels=other, device="cpu")
-    assert "labels-" not in str(raised.value)
-    other.write_text(f"path,class\n{names[0]},one\n{names[1]},one\n")
-    with pytest.raises(DataError, match=r"my own.csv: found 1 classes in 2 rows; wanted two or more") as raised:
-        fit(place, labels=other, device="cpu")
-    assert "labels-" not in str(raised.value)
+    wrong_split = "\n".join([*lines, f"{names[2]},two,trian", ""])
+    one_class = f"path,class\n{names[0]},one\n{names[1]},one\n"
+    for written, text in (
+        (wrong_split, r"my own.csv, line 7: found split 'trian'"),
+        (one_class, r"my own.csv: found 1 classes in 2 rows; wanted two or more"),
+    ):
+        other.write_text(written)
+        with pytest.raises(DataError, match=text) as raised:
+            fit(place, labels=other, device="cpu")
+        assert "labels-" not in str(raised.value)
 
 
 def test_named_clusters_of_the_page_are_labels(flat, tmp_path, capsys):
@@ -136,8 +130,7 @@ def test_named_clusters_of_the_page_are_labels(flat, tmp_path, capsys):
     page = Page(open_collections([tmp_path / "before"], place, "cpu", lambda _: None), tmp_path / "uploads")
     table = tmp_path / "classes.csv"
     table.write_text(page.named({"clusters": "3", "cluster0": " a  man's, best ", "cluster1": "Zürich"}))
-    with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(table)
     assert {row["class"] for row in rows} == {"a man's, best", "Zürich"}
     assert 4 <= len(rows) < 33
     capsys.readouterr()
@@ -154,18 +147,12 @@ def test_filled_tables_of_cluster_are_labels(flat, tmp_path, pml_ext_command):
     assert pml_ext_command("select", tmp_path / "run", "-n", 12, "--csv", table).returncode == 0
     assert pml_ext_command("cluster", tmp_path / "run", place, "-o", tmp_path / "clusters").returncode == 0
     for written in (table, tmp_path / "clusters" / "clusters.csv"):
-        with written.open(newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-            columns = reader.fieldnames
+        rows = rows_of(written)
         for number, row in enumerate(rows):
             row["class"] = "even" if number % 2 == 0 else "odd"
         with written.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
+            writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(rows)
-        copied = labeled_table(place, written, None, [], "cpu", Lines()).file
-        with copied.open(newline="") as file:
-            copies = csv.DictReader(file)
-            assert sum(1 for _ in copies) == len(rows)
-            assert sorted(copies.fieldnames) == ["label", "path"]
+        copies = rows_of(labeled_table(place, written, None, [], "cpu", Lines()).file)
+        assert [sorted(row) for row in copies] == [["label", "path"]] * len(rows)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from pml_ext.errors import DataError
 from pml_ext_fit import one_pass
 from pml_ext_train.recipe import build_dataset, load_recipe, preprocessing_of
 from pml_ext_train.training.features import FeatureCache
@@ -65,10 +64,3 @@ def test_a_pass_goes_on_where_it_was_interrupted(images, monkeypatch):
     assert [path.name for path in computed] == ["4.png", *(f"{number}.png" for number in range(5))]
     assert found.features.shape == (64,)
     assert len(found.features) == 5
-
-
-def test_a_folder_of_broken_files_is_an_error(tmp_path):
-    for name in ("a.jpg", "b.jpg"):
-        (tmp_path / name).write_bytes(b"no image")
-    with pytest.raises(DataError, match="none of 2 images can be read; the first: .*a.jpg"):
-        keep(tmp_path)

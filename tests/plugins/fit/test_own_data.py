@@ -38,14 +38,21 @@ def test_a_batch_has_several_of_several_classes(classes, per_class, size, wanted
     assert fitting_batch(classes, per_class, size) == wanted
 
 
-def test_data_set_options_are_found_among_overrides():
-    overrides = ["data.split=image", "data.workers=2", "data.images.crop=3", "loss=cbml", "data.seed = 4"]
-    assert dataset_options(typed(overrides)) == {"split": "image", "seed": 4}
-    relation = {"relation": {"name": "near", "within": 2}}
-    assert dataset_options({"data.relation": {"name": "near", "within": 2}}) == relation
-    assert dataset_options({"data.relation.name": "near", "data.relation.within": 2}) == relation
-    assert dataset_options({"data.relation": "near", "data.relation.within": 2}) == relation
-    assert dataset_options({"data.relation": "shared-label"}) == {"relation": "shared-label"}
+@pytest.mark.parametrize(
+    ("overrides", "options"),
+    [
+        (
+            typed(["data.split=image", "data.workers=2", "data.images.crop=3", "loss=cbml", "data.seed = 4"]),
+            {"split": "image", "seed": 4},
+        ),
+        ({"data.relation": {"name": "near", "within": 2}}, {"relation": {"name": "near", "within": 2}}),
+        ({"data.relation.name": "near", "data.relation.within": 2}, {"relation": {"name": "near", "within": 2}}),
+        ({"data.relation": "near", "data.relation.within": 2}, {"relation": {"name": "near", "within": 2}}),
+        ({"data.relation": "shared-label"}, {"relation": "shared-label"}),
+    ],
+)
+def test_data_set_options_are_found_among_overrides(overrides, options):
+    assert dataset_options(overrides) == options
 
 
 def test_a_wrong_relation_is_one_line():

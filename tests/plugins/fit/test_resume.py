@@ -9,12 +9,9 @@ from pml_ext.errors import ConfigError, DataError, StoppedError
 from pml_ext_fit import resume, selection
 from pml_ext_fit.candidates import features_of_images
 from pml_ext_fit.commands import fit
-from pml_ext_fit.images import describe_images
 from pml_ext_train.files import locked_folder
 from pml_ext_train.files.checksums import replace_file
 from pml_ext_train.launch import launch
-
-from .helpers import needs_weights
 
 
 def test_a_resumed_run_keeps_what_was_chosen(photos, tmp_path):
@@ -39,10 +36,9 @@ def test_a_damaged_recipe_is_not_taken(tmp_path, change):
     assert lines == [f"{tmp_path / 'recipe.toml'} is damaged; it is written again"]
 
 
-def test_a_killed_run_resumes_with_its_choice(photos, tmp_path, monkeypatch, capsys):
-    needs_weights()
-    out = tmp_path / "run"
-    decision = selection.Decision(features_of_images(describe_images(photos)), "as found")
+@pytest.mark.usefixtures("weights")
+def test_a_killed_run_resumes_with_its_choice(photos, monkeypatch, capsys, out, images):
+    decision = selection.Decision(features_of_images(images), "as found")
     trained = []
 
     def killed(*_, **given):
@@ -68,9 +64,8 @@ def test_a_killed_run_resumes_with_its_choice(photos, tmp_path, monkeypatch, cap
         fit(photos, out=out, resume=True)
 
 
-def test_trials_that_are_stopped_begin_again(photos, tmp_path, monkeypatch):
-    needs_weights()
-    out = tmp_path / "run"
+@pytest.mark.usefixtures("weights")
+def test_trials_that_are_stopped_begin_again(photos, tmp_path, monkeypatch, out):
     monkeypatch.setattr(selection, "choose", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(
         StoppedError, match=r"stopped by SIGTERM in the trials.* with --out .*run --resume, which makes"
@@ -97,26 +92,22 @@ def test_trials_that_are_stopped_begin_again(photos, tmp_path, monkeypatch):
     assert len(tried) == 2
 
 
-def test_trials_leave_nothing_in_the_folder(photos, tmp_path, monkeypatch):
-    needs_weights()
-    out = tmp_path / "run"
+@pytest.mark.usefixtures("weights")
+def test_trials_leave_nothing_in_the_folder(photos, monkeypatch, out):
     (out / "trials" / "of a killed process").mkdir(parents=True)
-    seen = []
 
     def choose(images, trunk, place, *_):
-        seen.append((place.folder, [*place.folder.iterdir()]))
+        assert (place.folder, [*place.folder.iterdir()]) == (out / "trials", [])
         raise DataError("no images")
 
     monkeypatch.setattr(selection, "choose", choose)
     with pytest.raises(DataError):
         fit(photos, out=out, resume=True)
-    assert seen == [(out / "trials", [])]
     assert [path.name for path in out.iterdir()] == [".lock"]
 
 
-def test_a_second_command_during_trials_is_refused(photos, tmp_path, monkeypatch):
-    needs_weights()
-    out = tmp_path / "run"
+@pytest.mark.usefixtures("weights")
+def test_a_second_command_during_trials_is_refused(photos, monkeypatch, out):
     monkeypatch.setattr(selection, "choose", None)
     with locked_folder(out), pytest.raises(ConfigError, match="run is being written by another run; wait for it"):
         fit(photos, out=out, resume=True)

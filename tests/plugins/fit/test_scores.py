@@ -1,10 +1,13 @@
-"""Recall@1 and MAP@R by class."""
+"""Recall@1 and MAP@R by class, and the candidate that they choose."""
 
 import numpy as np
+import pytest
 import torch
 
 from pml_ext_fit import scores
-from pml_ext_fit.scores import Scores
+from pml_ext_fit.scores import Scored, Scores
+
+from . import helpers
 
 
 def test_scores_are_means_over_each_class():
@@ -45,3 +48,9 @@ def test_both_scores_count_the_same():
     found = Scores(torch.tensor([0.5, 0.7]).double(), torch.tensor([0.1, 0.3]).double())
     torch.testing.assert_close(found.both, torch.tensor([0.3, 0.5]).double())
     assert str(found) == "60.0 / 20.0"
+
+
+@pytest.mark.parametrize(("means", "wanted"), [((0.3, 0.2, 0.31), 2), ((0.5, 0.5, 0.4), 0), ((0.1, 0.4, 0.4), 1)])
+def test_the_simplest_of_equal_closed_forms_wins(means, wanted):
+    tried = [Scored(None, [helpers.scores(mean, spread=0)]) for mean in means]
+    assert scores.best_of(tried) is tried[wanted]

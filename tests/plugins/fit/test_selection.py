@@ -15,17 +15,16 @@ from pml_ext_fit import candidates, selection
 from pml_ext_fit.candidates import features_of_images
 from pml_ext_fit.closed_forms import AS_THEY_ARE, WITHIN_CLASSES
 from pml_ext_fit.commands import fit
-from pml_ext_fit.decision import Scored
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.framing import DEFAULT
 from pml_ext_fit.images import describe_images
-from pml_ext_fit.scores import Scores
+from pml_ext_fit.scores import Scored, Scores
 from pml_ext_fit.trunk import LITE0
 from pml_ext_train.recipe import build_dataset, load_recipe
 
 from ...overrides import typed
 from ..train.training.made_up_photos import write_photos
-from .helpers import needs_weights, recipe_of, scores, training_files, workplace
+from .helpers import recipe_of, scores, training_files, workplace
 
 
 @pytest.mark.parametrize("text", ["several processes compare nothing", "from scratch; with ImageNet weights"])
@@ -50,31 +49,28 @@ def test_settings_of_training_name_the_other_command(photos, tmp_path, setting):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"out": "there"}, "there exists; add --resume"),
-        ({"out": "thre", "resume": True}, "thre: there is no run to resume; correct --out"),
+        ({"out": Path("there")}, "there exists; add --resume"),
+        ({"out": Path("thre"), "resume": True}, "thre: there is no run to resume; correct --out"),
         ({"resume": True}, "--resume needs --out"),
-        ({"out": "there/file/run"}, "run cannot be written"),
-        ({"out": "run", "overrides": ["track=mlfow"]}, "no tracker 'mlfow'"),
-        ({"out": "run", "overrides": ["evaluation.recall_at=[2]"]}, "recall_at includes 1"),
-        ({"out": "run", "overrides": ["evaluation.evry=2"]}, "no key 'evry'"),
+        ({"out": Path("there/file/run")}, "run cannot be written"),
+        ({"overrides": typed(["track=mlfow"])}, "no tracker 'mlfow'"),
+        ({"overrides": typed(["evaluation.recall_at=[2]"])}, "recall_at includes 1"),
+        ({"overrides": typed(["evaluation.evry=2"])}, "no key 'evry'"),
     ],
 )
+@pytest.mark.usefixtures("weights")
 def test_what_is_refused_is_refused_before_the_trials(photos, tmp_path, monkeypatch, options, text):
-    needs_weights()
     monkeypatch.setattr(selection, "choose", None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").write_text("a file")
-    if "out" in options:
-        options = {**options, "out": Path(options["out"])}
-    options = {**options, "overrides": typed(options.get("overrides", []))}
     with pytest.raises((ConfigError, UnknownNameError), match=text):
         fit(photos, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+@pytest.mark.usefixtures("weights")
 def test_broken_classes_do_not_count_for_batches(tmp_path):
-    needs_weights()
     place = tmp_path / "photos"
     write_photos(place, classes=26, each=6)
     found = describe_images(place)
@@ -90,8 +86,8 @@ def test_broken_classes_do_not_count_for_batches(tmp_path):
 
 
 @pytest.mark.parametrize(("classes", "each"), [(2, 6), (24, 1)])
+@pytest.mark.usefixtures("weights")
 def test_too_little_to_compare_tries_nothing(tmp_path, classes, each):
-    needs_weights()
     place = tmp_path / "photos"
     write_photos(place, classes=max(classes, 4), each=6)
     for number, file in enumerate(training_files(place)):
@@ -129,8 +125,7 @@ class HeldOutByTitle:
 FREE = {"none": 0.3, "pca": 0.2, "within-class": 0.5}
 
 
-def tried(photos, folder, held_out):
-    images = describe_images(photos)
+def tried(images, folder, held_out):
     lines = []
     place = workplace(folder, say=lines.append)
     free = candidates.closed_forms(images, DEFAULT, LITE0)
@@ -139,8 +134,8 @@ def tried(photos, folder, held_out):
     return best, scored, selection.described(best, scored, held_out.folds), lines
 
 
-def test_a_significantly_better_training_is_taken(photos, tmp_path):
-    best, scored, text, lines = tried(photos, tmp_path, HeldOutByTitle(FREE, [scores(0.6, seed=9)]))
+def test_a_significantly_better_training_is_taken(images, tmp_path):
+    best, scored, text, lines = tried(images, tmp_path, HeldOutByTitle(FREE, [scores(0.6, seed=9)]))
     assert best.candidate.title == "last blocks"
     assert len(scored) == 4
     assert text.startswith("Last blocks, chosen by the mean of Recall@1 and MAP@R in %, each of 48 training classes")
@@ -149,11 +144,9 @@ def test_a_significantly_better_training_is_taken(photos, tmp_path):
 
 
 @pytest.mark.parametrize(("mean", "folds"), [(0.4, 1), (0.5003, 4)])
-def test_folds_end_once_the_choice_is_decided(photos, tmp_path, mean, folds):
-    of_folds = [scores(mean, 0.1, seed=20 + number) for number in range(4)]
-    if folds > 1:
-        of_folds = [joined_with_noise(number) for number in range(4)]
-    best, scored, text, _ = tried(photos, tmp_path, HeldOutByTitle(FREE, of_folds))
+def test_folds_end_once_the_choice_is_decided(images, tmp_path, mean, folds):
+    of_folds = [joined_with_noise(number) if folds > 1 else scores(mean, 0.1, seed=20 + number) for number in range(4)]
+    best, scored, text, _ = tried(images, tmp_path, HeldOutByTitle(FREE, of_folds))
     assert best.candidate.form is WITHIN_CLASSES
     assert len(scored[-1].by_fold) == folds
     assert text.startswith("Frozen features, whitened within classes, chosen by")
@@ -166,8 +159,7 @@ def joined_with_noise(number):
     return Scores(free.recall_at_1 + noise + 0.001, free.map_at_r + noise + 0.001)
 
 
-def test_a_second_training_is_compared_in_equal_folds(photos, tmp_path):
-    images = describe_images(photos)
+def test_a_second_training_is_compared_in_equal_folds(tmp_path, images):
     first = Scored(candidates.last_blocks(images), [scores(0.5, seed=0)])
     held_out = HeldOutByTitle(FREE, [joined_with_noise(0), joined_with_noise(1)])
     place = workplace(tmp_path)
@@ -178,8 +170,7 @@ def test_a_second_training_is_compared_in_equal_folds(photos, tmp_path):
 @pytest.mark.parametrize(
     ("lead", "few", "is_taken"), [(0.1, True, True), (0.001, True, True), (0.001, False, False), (-0.1, True, False)]
 )
-def test_held_out_classes_decide_for_more_blocks(photos, tmp_path, lead, few, is_taken):
-    images = describe_images(photos)
+def test_held_out_classes_decide_for_more_blocks(tmp_path, lead, few, is_taken, images):
     first = scores(0.5, seed=0)
     noise = torch.tensor([0.05, -0.05] * 6, dtype=torch.float64)
     deeper = Scores(first.recall_at_1 + noise + lead, first.map_at_r + noise + lead)
@@ -194,23 +185,23 @@ def test_held_out_classes_decide_for_more_blocks(photos, tmp_path, lead, few, is
     assert selection.described(best, scored, held_out.folds).count("in 1 of the folds") == 1
 
 
-def test_a_depth_without_trial_is_left_out(photos, tmp_path):
-    known = Scored(candidates.last_blocks(describe_images(photos)), [scores(0.5)])
+def test_a_depth_without_trial_is_left_out(tmp_path, images):
+    known = Scored(candidates.last_blocks(images), [scores(0.5)])
     held_out = HeldOutByTitle(FREE, [None])
     assert selection.try_deeper(known.candidate, known, [known], held_out, workplace(tmp_path), True) is known
 
 
 @pytest.mark.parametrize(("iterations", "folds"), [(400, 4), (600, 3), (5000, 1)])
-def test_folds_are_limited_by_iterations_not_time(photos, tmp_path, monkeypatch, iterations, folds):
+def test_folds_are_limited_by_iterations_not_time(images, tmp_path, monkeypatch, iterations, folds):
     clock = iter(range(0, 10**12, 10**6))  # of a machine that is very busy
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
     held_out = HeldOutByTitle(FREE, [joined_with_noise(number) for number in range(4)], iterations)
-    _, scored, _, _ = tried(photos, tmp_path, held_out)
+    _, scored, _, _ = tried(images, tmp_path, held_out)
     assert len(scored[-1].by_fold) == folds
 
 
-def test_candidates_that_fail_are_left_out(photos, tmp_path):
-    best, scored, text, _ = tried(photos, tmp_path, HeldOutByTitle(FREE | {"within-class": None}, [None]))
+def test_candidates_that_fail_are_left_out(images, tmp_path):
+    best, scored, text, _ = tried(images, tmp_path, HeldOutByTitle(FREE | {"within-class": None}, [None]))
     assert best.candidate.form is AS_THEY_ARE
     assert len(scored) == 2
     assert "what is trained" not in text
@@ -249,8 +240,8 @@ def wide_photos(tmp_path):
         (["data.images={squash=false, crop=64, resize=64}"], False),
     ],
 )
+@pytest.mark.usefixtures("weights")
 def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, overrides, whole):
-    needs_weights()
     lines = []
     place = workplace(tmp_path, typed(overrides), lines.append)
     found = describe_images(wide_photos, place.overrides)
@@ -260,16 +251,15 @@ def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, 
     assert len([line for line in lines if " at 64 pixels: " in line]) == (2 if whole else 0)
 
 
-def test_a_larger_size_wins_if_better(photos, tmp_path, monkeypatch):
-    needs_weights()
-    found = describe_images(photos)
-    splits = build_dataset(recipe_of(features_of_images(found)).data, None)
+@pytest.mark.usefixtures("weights")
+def test_a_larger_size_wins_if_better(tmp_path, monkeypatch, images):
+    splits = build_dataset(recipe_of(features_of_images(images)).data, None)
 
     def sides(small, large, count):
         by_side = {160: small, 224: large}
         monkeypatch.setattr(selection, "_scores_of_framing", lambda images, trunk, framing, *_: [by_side[framing.side]])
-        images = replace(found, training_images=count)
-        return selection.choose_framing(images, LITE0, splits, workplace(tmp_path)).side
+        described = replace(images, training_images=count)
+        return selection.choose_framing(described, LITE0, splits, workplace(tmp_path)).side
 
     small = scores(0.5, 0.1, seed=1)
     ahead = Scores(small.recall_at_1 + 0.05, small.map_at_r + 0.05 + 0.01 * small.map_at_r)
@@ -283,8 +273,8 @@ def test_a_larger_size_wins_if_better(photos, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("weights")
 def test_all_candidates_are_tried_on_held_out_classes(photos, tmp_path):
-    needs_weights()
     lines = []
     overrides = typed(["schedule.epochs=1", "sampler.iterations=1", "data.image_size=32"])
     place = workplace(tmp_path, overrides, lines.append)
@@ -298,15 +288,10 @@ def test_all_candidates_are_tried_on_held_out_classes(photos, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("weights")
 def test_few_classes_are_compared_by_image(photos, tmp_path):
-    needs_weights()
     place = tmp_path / "few"
-    for label in range(3):
-        (place / str(label)).mkdir(parents=True)
-        for number in range(6):
-            source = photos / f"class-{label:02d}" / f"{number}.png"
-            (place / str(label) / f"{number}.png").write_bytes(source.read_bytes())
-            (place / str(label) / f"again-{number}.png").write_bytes(source.read_bytes())
+    write_photos(place, classes=3, each=12)
     lines = []
     overrides = typed(["data.image_size=32"])
     images = describe_images(place, overrides)

@@ -11,7 +11,7 @@ from pml_ext_train.recipe import build_dataset
 
 from ...overrides import typed
 from ..train.training.made_up_photos import write_photos
-from .helpers import needs_weights, recipe_of, training_files, workplace
+from .helpers import recipe_of, training_files, workplace
 
 
 def test_images_are_timed_as_the_options_say(tmp_path):
@@ -34,10 +34,10 @@ def test_broken_files_do_not_end_the_estimate(photos, tmp_path):
     assert timing.seconds_per_image(small, [], "cpu", None) is None
 
 
-def test_training_from_activations_is_timed_by_a_batch(photos, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("weights")
+def test_training_from_activations_is_timed_by_a_batch(tmp_path, monkeypatch, images):
     """12 epochs of 20 iterations of one second."""
-    needs_weights()
-    candidate = last_blocks(describe_images(photos))
+    candidate = last_blocks(images)
     splits = build_dataset(recipe_of(candidate).data, None)
     half = splits.train.subset(range(36))
     batches = candidate.trial_settings(6, 0.5)
@@ -48,8 +48,8 @@ def test_training_from_activations_is_timed_by_a_batch(photos, tmp_path, monkeyp
     assert timing.seconds_of_training(run) == pytest.approx(12 * 20)
 
 
-def test_a_network_without_kept_activations_is_not_timed(photos, tmp_path):
-    candidate = small_network(describe_images(photos))
+def test_a_network_without_kept_activations_is_not_timed(tmp_path, images):
+    candidate = small_network(images)
     splits = build_dataset(recipe_of(candidate).data, None)
     run = workplace(tmp_path).run_of(candidate, splits, splits.train, splits.train, {})
     assert timing.seconds_of_training(run) is None

@@ -12,26 +12,24 @@ from pml_ext_fit import trials
 from pml_ext_fit.candidates import last_blocks, small_network
 from pml_ext_fit.closed_forms import AS_THEY_ARE, CLOSED_FORMS, WITHIN_CLASSES
 from pml_ext_fit.folds import folds_of
-from pml_ext_fit.images import describe_images
 from pml_ext_fit.trials import Trials
 from pml_ext_train.data import DataSplits, LabeledImages
 from pml_ext_train.recipe import build_dataset
 
 from ...overrides import typed
-from .helpers import needs_weights, recipe_of, workplace
+from .helpers import recipe_of, workplace
 
 
-def test_validation_images_do_not_validate_trials(photos, tmp_path):
-    needs_weights()
-    candidate = last_blocks(replace(describe_images(photos), data={"evaluation.select_on": "split"}))
+@pytest.mark.usefixtures("weights")
+def test_validation_images_do_not_validate_trials(tmp_path, images):
+    candidate = last_blocks(replace(images, data={"evaluation.select_on": "split"}))
     recipe = workplace(tmp_path).recipe_of(candidate, {})
     assert recipe.evaluation.select_on != "split"
 
 
-def trials_of(photos, folder, overrides=(), say=print):
+def trials_of(images, folder, overrides=(), say=print):
     """Return trials of last blocks in folds of 12 classes, and the candidate."""
-    needs_weights()
-    candidate = last_blocks(describe_images(photos))
+    candidate = last_blocks(images)
     splits = build_dataset(recipe_of(candidate).data, None)
     folds = folds_of(splits.train.labels, shared=False, seed=0)
     features = torch.randn(len(splits.train), 8)
@@ -48,32 +46,35 @@ def trials_of(photos, folder, overrides=(), say=print):
         (["sampler.m=4", "sampler.batch_size=48"], 4, 36),
     ],
 )
-def test_trials_have_the_batches_of_the_options(photos, tmp_path, overrides, m, batch_size):
-    tried, candidate = trials_of(photos, tmp_path, overrides)
+@pytest.mark.usefixtures("weights")
+def test_trials_have_the_batches_of_the_options(images, tmp_path, overrides, m, batch_size):
+    tried, candidate = trials_of(images, tmp_path, overrides)
     run = tried.run_of(candidate, tried.folds.parts[0])
     assert (run.recipe.sampler.settings["m"], run.recipe.sampler.batch_size) == (m, batch_size)
     assert run.data.noun == "images"
     assert {name: len(images) for name, images in run.splits.items()} == {"train": 54, "test": 18}
 
 
-def test_a_small_network_has_its_own_size(photos, tmp_path):
-    tried, _ = trials_of(photos, tmp_path)  # of splits that were built for the pretrained trunk
-    images = describe_images(photos)
+@pytest.mark.usefixtures("weights")
+def test_a_small_network_has_its_own_size(images, tmp_path):
+    tried, _ = trials_of(images, tmp_path)  # of splits that were built for the pretrained trunk
     run = tried.run_of(small_network(images), tried.folds.parts[0])
     assert run.data.preprocessing.image_size == images.side == 48
 
 
 @pytest.mark.parametrize("override", ["evaluation.validation=0.5", "evaluation={validation=0.5}", "track=mlflow"])
-def test_trials_train_on_everything_not_held_out(photos, tmp_path, override):
-    tried, candidate = trials_of(photos, tmp_path, [override])
+@pytest.mark.usefixtures("weights")
+def test_trials_train_on_everything_not_held_out(images, tmp_path, override):
+    tried, candidate = trials_of(images, tmp_path, [override])
     recipe = tried.run_of(candidate, tried.folds.parts[0]).recipe
     assert (recipe.evaluation.validation, recipe.evaluation.baselines, recipe.track) == (0, False, [])
 
 
 @pytest.mark.parametrize(("size", "left_out"), [(10**6, False), (10**9, True)])
-def test_activations_that_take_too_much_are_left_out(photos, tmp_path, size, left_out):
+@pytest.mark.usefixtures("weights")
+def test_activations_that_take_too_much_are_left_out(images, tmp_path, size, left_out):
     lines = []
-    tried, candidate = trials_of(photos, tmp_path, say=lines.append)
+    tried, candidate = trials_of(images, tmp_path, say=lines.append)
     cut = SimpleNamespace(table=SimpleNamespace(gigabytes=8.0), bytes_per_image=size)
     recipe = SimpleNamespace(model=SimpleNamespace(views=1))
     run = SimpleNamespace(inputs=SimpleNamespace(cut_of=lambda stage: cut), stages=[None], recipe=recipe)
@@ -82,9 +83,10 @@ def test_activations_that_take_too_much_are_left_out(photos, tmp_path, size, lef
     assert [line.startswith(text) for line in lines] == [True] * left_out
 
 
-def test_training_without_anything_to_learn_is_left_out(photos, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("weights")
+def test_training_without_anything_to_learn_is_left_out(images, tmp_path, monkeypatch):
     lines = []
-    tried, candidate = trials_of(photos, tmp_path, say=lines.append)
+    tried, candidate = trials_of(images, tmp_path, say=lines.append)
 
     def nothing(run, finish):
         raise NothingToLearnError("the loss was 0 in all 20 iterations", folder=tmp_path)

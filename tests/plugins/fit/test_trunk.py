@@ -13,7 +13,6 @@ from pml_ext_fit import folder_runs, selection
 from pml_ext_fit.candidates import features_of_images, last_blocks
 from pml_ext_fit.commands import fit
 from pml_ext_fit.framing import Framing
-from pml_ext_fit.images import describe_images
 from pml_ext_fit.trunk import BLOCKS_FIRST, LITE0, PRETRAINED, Trunk, check_resumed, trunk_named, trunk_of_table
 from pml_ext_train.files import read_json
 from pml_ext_train.recipe import load_recipe, overrides_of
@@ -88,9 +87,8 @@ def test_an_image_text_pair_has_one_size(pair):
     assert (recipe.stages[0].freeze.until, recipe.model.embedding_size) == ("head", 24)
 
 
-def test_candidates_have_the_chosen_trunk(resnet, photos):
+def test_candidates_have_the_chosen_trunk(resnet, images):
     trunk = trunk_named(str(resnet))
-    images = describe_images(photos)
     for candidate in (
         features_of_images(images, trunk.framing, trunk=trunk),
         last_blocks(images, trunk.framing, trunk),
@@ -101,9 +99,8 @@ def test_candidates_have_the_chosen_trunk(resnet, photos):
     assert features_of_images(images, trunk.framing, trunk=trunk).description.endswith(f"of {trunk.title}")
 
 
-def test_unlabeled_photographs_have_the_weights_preprocessing(pair, tmp_path, capsys):
+def test_unlabeled_photographs_have_the_weights_preprocessing(pair, tmp_path, capsys, out):
     place = flat_photos(tmp_path / "photos", 6)
-    out = tmp_path / "run"
     fit(place, out=out, device="cpu", trunk=f"hf/{pair}")
     said = capsys.readouterr().err
     assert f"trunk: hf/{pair} with its own weights, 24 features, images: the middle of images at 32 of 40" in said
@@ -120,9 +117,8 @@ def test_unlabeled_photographs_have_the_weights_preprocessing(pair, tmp_path, ca
     torch.testing.assert_close(run.embed([file]), torch.nn.functional.normalize(wanted), atol=1e-5, rtol=1e-5)
 
 
-def test_a_resumed_run_keeps_its_trunk(pair, tmp_path):
+def test_a_resumed_run_keeps_its_trunk(pair, tmp_path, out):
     place = flat_photos(tmp_path / "photos", 4)
-    out = tmp_path / "run"
     fit(place, out=out, device="cpu", trunk=str(pair))
     fit(place, out=out, device="cpu", resume=True)
     fit(place, out=out, device="cpu", resume=True, trunk=str(pair))
@@ -140,8 +136,7 @@ def test_a_small_network_refuses_another_trunk(tmp_path):
         check_resumed(tmp_path, None, other)
 
 
-def test_trunks_without_blocks_use_closed_forms(pair, photos, tmp_path, capsys):
-    out = tmp_path / "run"
+def test_trunks_without_blocks_use_closed_forms(pair, photos, capsys, out):
     short = typed(["sampler.iterations=2", "schedule.epochs=2"])  # of the small network, with which it is compared
     fit(photos, out=out, device="cpu", quick=True, trunk=str(pair), overrides=short)
     said = capsys.readouterr().err
@@ -188,5 +183,3 @@ def test_what_goes_not_with_a_trunk(pair, photos, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="--trunk needs trials, which run in one process"):
         selection.why_not(trunk_is_named=True)
-    with pytest.raises(ConfigError, match="leave out torchrun"):
-        selection.why_not(needing="--fine-tune")

@@ -16,7 +16,7 @@ from pml_ext_train.training.listener import Silence
 
 from ...overrides import typed
 from ..search.photographs import photograph
-from .helpers import needs_weights
+from ..train.training.made_up_photos import write_photos
 
 SMALL = typed(
     [
@@ -58,13 +58,12 @@ def test_which_data_has_no_labels(flat, tmp_path):
     assert not has_no_labels(tmp_path / "missing.npz")
 
 
-def test_vectors_are_whitened_by_their_covariance(tmp_path, capsys):
+def test_vectors_are_whitened_by_their_covariance(tmp_path, capsys, out):
     generator = np.random.default_rng(0)
     means = generator.normal(size=(60, 8))
     rows = means[np.arange(600) % 60] + 0.1 * generator.normal(size=(600, 8))
     rows[:, :2] += generator.normal(size=(600, 2))  # directions in which the items of a class differ
     np.savez(tmp_path / "rows.npz", embeddings=rows.astype(np.float32))
-    out = tmp_path / "run"
     fit(tmp_path / "rows.npz", out=out, device="cpu")
     assert "whitens the features by the covariance of all 600 vectors" in capsys.readouterr().err
 
@@ -79,17 +78,15 @@ def test_vectors_are_whitened_by_their_covariance(tmp_path, capsys):
     assert np.allclose(found.numpy() @ found.numpy().T, wanted @ wanted.T, atol=1e-4)
 
 
-def test_vectors_without_visible_groups_stay_unwhitened(tmp_path, capsys):
+def test_vectors_without_visible_groups_stay_unwhitened(tmp_path, capsys, out):
     save_vectors(tmp_path / "rows.npz", 600)
-    out = tmp_path / "run"
     fit(tmp_path / "rows.npz", out=out, device="cpu")
     assert "uses unwhitened features: whitening would not keep their groups apart" in capsys.readouterr().err
     assert tables_of_run(out)["model"]["embedder"] == "none"
 
 
-def test_few_vectors_stay_unchanged_without_claims(tmp_path, capsys):
+def test_few_vectors_stay_unchanged_without_claims(tmp_path, capsys, out):
     rows = save_vectors(tmp_path / "rows.npz", 40)
-    out = tmp_path / "run"
     fit(tmp_path / "rows.npz", out=out, device="cpu")
     shown = capsys.readouterr()
     assert "uses unwhitened features: whitening needs 500 vectors, found 40" in shown.err
@@ -107,9 +104,8 @@ def test_few_vectors_stay_unchanged_without_claims(tmp_path, capsys):
     assert "40 vectors without labels" in (out / "report.html").read_text()
 
 
-def test_a_flat_folder_is_fitted_and_remembered(flat, tmp_path, capsys):
+def test_a_flat_folder_is_fitted_and_remembered(flat, capsys, out):
     (flat / "broken.png").write_bytes(b"no image")
-    out = tmp_path / "run"
     fit(flat, out=out, overrides=SMALL, device="cpu")
     shown = capsys.readouterr().err
     assert shown.count("left out 1 image that cannot be read") == 1
@@ -120,19 +116,14 @@ def test_a_flat_folder_is_fitted_and_remembered(flat, tmp_path, capsys):
     assert any("broken.png" in text for text in read_json(out / "metrics.json")["warnings"])
 
 
-def test_a_folder_of_classes_is_fitted_without_them(tmp_path):
-    for number in range(6):
-        file = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        photograph(number, side=32).save(file)
-    out = tmp_path / "run"
+def test_a_folder_of_classes_is_fitted_without_them(tmp_path, out):
+    write_photos(tmp_path / "data", classes=2, each=3)
     fit(tmp_path / "data", out=out, no_labels=True, overrides=SMALL, device="cpu")
     assert read_json(out / "metrics.json")["after"] == {}
     assert len(load_run(out, "cpu").indexed_images().paths) == 6
 
 
-def test_a_killed_run_refuses_other_data(flat, tmp_path, monkeypatch):
-    out = tmp_path / "run"
+def test_a_killed_run_refuses_other_data(flat, tmp_path, monkeypatch, out):
 
     def killed(*args):
         raise KeyboardInterrupt
@@ -167,7 +158,7 @@ def test_a_folder_of_broken_files_leaves_nothing_behind(tmp_path):
     flat.mkdir()
     for name in "ab":
         (flat / f"{name}.jpg").write_bytes(b"no image")
-    with pytest.raises(DataError, match="none of 2 images can be read"):
+    with pytest.raises(DataError, match="none of 2 images can be read; the first: .*a.jpg"):
         fit(flat, out=tmp_path / "run", overrides=SMALL, device="cpu")
     assert not (tmp_path / "run").exists()
 
@@ -177,18 +168,13 @@ class Lines(Silence):
 
     def __init__(self):
         self.lines = []
+        self.step = self.warn = lambda text, *_: self.lines.append(text)
 
-    def step(self, text, *_):
-        self.lines.append(text)
-
-    warn = step
-
-    def embedding(self, now):
-        pass
+    embedding = Silence.step
 
 
+@pytest.mark.usefixtures("weights")
 def test_the_run_of_a_folder_is_made_once(flat, capsys):
-    needs_weights()
     listener = Lines()
     run = unlabeled.run_of_folder(flat, "cpu", listener)
     assert listener.lines[0].startswith(f"{flat} has no run yet: makes one of it in {run}, without labels")

@@ -19,19 +19,17 @@ def test_shrinkage_by_items_and_features():
     assert shrinkage_without_labels(10**9, 1) == 0.94
 
 
-def test_few_classes_far_apart_stay_unwhitened():
-    assert not whitening_helps(mixture(5, 256, 1.0), 0.94)
-
-
-def test_features_of_many_classes_are_whitened():
-    within = torch.full((32,), 0.5)
-    within[:4] = 3
-    assert whitening_helps(mixture(60, 32, within), 0.94)
-
-
-@pytest.mark.parametrize("features", [torch.ones(600, 4), mixture(1, 32, torch.linspace(0.1, 3, 32))])
-def test_features_without_classes_stay_unwhitened(features):
-    assert not whitening_helps(features, 0.94)
+@pytest.mark.parametrize(
+    ("features", "helps"),
+    [
+        (mixture(5, 256, 1.0), False),  # few classes, far apart
+        (mixture(60, 32, torch.tensor([3.0] * 4 + [0.5] * 28)), True),  # many classes
+        (torch.ones(600, 4), False),
+        (mixture(1, 32, torch.linspace(0.1, 3, 32)), False),  # no classes
+    ],
+)
+def test_many_classes_are_whitened_and_few_not(features, helps):
+    assert whitening_helps(features, 0.94) is helps
 
 
 def test_items_are_drawn_from_many(monkeypatch):

@@ -1,10 +1,11 @@
-"""What fits a file of vectors: split, batches and head."""
+"""What fits a file of vectors: split, batches and head, and what can be delivered."""
 
 import numpy as np
 import pytest
 
 from pml_ext.errors import DataError
-from pml_ext_fit.vectors import describe_vectors
+from pml_ext_fit.vectors import closed_forms, describe_vectors
+from pml_ext_train.recipe import load_recipe
 
 from ...overrides import typed
 from ..train.data.vector_files import file_of
@@ -44,3 +45,12 @@ def test_a_file_named_as_in_a_recipe(tmp_path):
     assert found.name == "vectors:mine.npz"
     with pytest.raises(DataError, match=r"other.npz: no such file"):
         describe_vectors(tmp_path / "other.npz")
+
+
+def test_closed_forms_are_recipes_the_simplest_first(tmp_path):
+    known = closed_forms(describe_vectors(file_of(tmp_path)))
+    titles = ["vectors, unwhitened", "vectors, whitened", "vectors, whitened within classes"]
+    assert [candidate.title for candidate in known] == titles
+    models = [load_recipe(candidate.recipe, candidate.settings).model for candidate in known]
+    assert [model.embedder for model in models] == ["none", "pca", "within-class"]
+    assert {model.embedding_size for model in models} == {6}

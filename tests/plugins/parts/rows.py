@@ -1,4 +1,7 @@
-"""The rows of files of embeddings."""
+"""The rows of files of embeddings, and shards of images."""
+
+import io
+import tarfile
 
 
 def rows_of(place):
@@ -7,3 +10,12 @@ def rows_of(place):
 
     table = pyarrow.concat_tables([parquet.read_table(file) for file in sorted(place.glob("*.parquet"))])
     return table.select(["path", "class", "embedding"]).to_pydict()
+
+
+def write_shard(place, contents):
+    """Write files into a tar file."""
+    with tarfile.open(place, "w") as tar:
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))

@@ -1,15 +1,12 @@
 """Listings: of files, tables, shards and addresses."""
 
-import io
-import tarfile
-
 import numpy as np
 import pytest
 
 from pml_ext.errors import DataError
 from pml_ext_parts.listing import listed
 
-from .rows import rows_of
+from .rows import rows_of, write_shard
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -32,12 +29,9 @@ def test_all_kinds_of_listings_give_equal_embeddings(make, whole, folder, tmp_pa
         assert found["path"] == names
         assert np.allclose(found["embedding"], [wanted[name] for name in names], atol=1e-6)
     pytest.importorskip("webdataset", reason="needs the extra webdataset")
+    contents = dict(zip(names, content, strict=True))
     for shard in range(2):
-        with tarfile.open(tmp_path / f"shard-{shard}.tar", "w") as tar:
-            for name in names[shard::2]:
-                entry = tarfile.TarInfo(name)
-                entry.size = (folder / name).stat().st_size
-                tar.addfile(entry, io.BytesIO((folder / name).read_bytes()))
+        write_shard(tmp_path / f"shard-{shard}.tar", {name: contents[name] for name in names[shard::2]})
     make().embed_part(str(tmp_path / "shard-{0..1}.tar"), out=tmp_path / "of shards")
     found = rows_of(tmp_path / "of shards")
     order = [*names[::2], *names[1::2]]

@@ -1,8 +1,6 @@
 """Segments: the images of an address and of shards."""
 
-import io
 import shutil
-import tarfile
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from pml_ext.errors import DataError
 from pml_ext_parts.listing import listed
 
-from .rows import rows_of
+from .rows import rows_of, write_shard
 
 pytest.importorskip("pyarrow", reason="needs the extra parquet")
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
@@ -33,18 +31,11 @@ def test_missing_objects_are_skipped_and_failures_named(make, folder, tmp_path):
         segment._content_of("a.png", SimpleNamespace(open_input_file=slow_down), "")
 
 
-def shard_of(place, names, content):
-    with tarfile.open(place, "w") as tar:
-        for name in names:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-
-
 def test_names_in_shards_may_have_dots(make, folder, tmp_path):
     pytest.importorskip("webdataset", reason="needs the extra webdataset")
     content = next(folder.glob("3/*.png")).read_bytes()
-    shard_of(tmp_path / "one.tar", ["./cats/1.png", "/dogs/2.png", "cats/IMG.2023.PNG", "cats/notes.txt"], content)
+    written = ["./cats/1.png", "/dogs/2.png", "cats/IMG.2023.PNG", "cats/notes.txt"]
+    write_shard(tmp_path / "one.tar", dict.fromkeys(written, content))
     make().embed_part(str(tmp_path / "one.tar"), out=tmp_path / "parts")
     found = rows_of(tmp_path / "parts")
     names = ["cats/1.png", "dogs/2.png", "cats/IMG.2023.png"]  # webdataset gives endings in small letters

@@ -1,5 +1,6 @@
 """A store that keeps the interface, and careless ones, each with one fault."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -63,26 +64,6 @@ class OneTable(Lines):
         super().__init__(address, "the", size)
 
 
-class Forgets(Lines):
-    def save(self):
-        pass
-
-
-class WritesNothing(Lines):
-    def write(self, rows):
-        pass
-
-
-class WritesFirst(Lines):
-    def write(self, rows):
-        super().write([next(iter(rows))])
-
-
-class Appends(Lines):
-    def write(self, rows):
-        super().write(batch._replace(ids=batch.ids + 1000 * len(self.rows)) for batch in rows)
-
-
 class HidesErrors(Lines):
     def write(self, rows):
         try:
@@ -112,87 +93,50 @@ class LosesBefore(Lines):
             self.rows = kept | self.rows
 
 
-class DeletesNothing(Lines):
-    def delete(self, ids):
-        pass
-
-
 class DeletesKnown(Lines):
     def delete(self, ids):
         for id in ids:
             del self.rows[id]
 
 
-class NoCount(Lines):
-    def count(self):
-        return None
+def careless(name, method):
+    """A store whose method is another one, which gets the right method in place of ``self``."""
+
+    def called(self, *arguments):
+        return method(functools.partial(getattr(Lines, name), self), *arguments)
+
+    return type("Careless", (Lines,), {name: called})
 
 
-class NoChecksums(Lines):
-    def checksums(self):
-        return None
+Forgets = careless("save", lambda save: None)
+WritesNothing = careless("write", lambda write, rows: None)
+WritesFirst = careless("write", lambda write, rows: write([next(iter(rows))]))
+Appends = careless(
+    "write",
+    lambda write, rows: write(batch._replace(ids=batch.ids + 1000 * number) for number, batch in enumerate(rows)),
+)
+DeletesNothing = careless("delete", lambda delete, ids: None)
+NoCount = careless("count", lambda count: None)
+NoChecksums = careless("checksums", lambda checksums: None)
+TextChecksums = careless("checksums", lambda checksums: {str(id): checksum for id, checksum in checksums().items()})
+FindsNothing = careless("search", lambda search, *given: None)
+FindsFewer = careless("search", lambda search, *given: search(*given)[:-1])
+Pairs = careless("nearest", lambda nearest, *given: [(result.id, result.distance) for result in nearest(*given)])
+FindsAll = careless("nearest", lambda nearest, vector, k, where: nearest(vector, 10**6, where))
+FarthestFirst = careless("nearest", lambda nearest, *given: nearest(*given)[::-1])
+NotTheNearest = careless("nearest", lambda nearest, vector, k, where: nearest(vector, k + 3, where)[3:])
+AnyClass = careless("nearest", lambda nearest, vector, k, where: nearest(vector, k, where._replace(within=None)))
+AnyRadius = careless("nearest", lambda nearest, vector, k, where: nearest(vector, k, where._replace(radius=None)))
 
 
-class TextChecksums(Lines):
-    def checksums(self):
-        return {str(id): checksum for id, checksum in super().checksums().items()}
+def changed(change):
+    """A store whose results are changed, each by itself."""
+    return careless(
+        "nearest", lambda nearest, *given: [result._replace(**change(result)) for result in nearest(*given)]
+    )
 
 
-class FindsNothing(Lines):
-    def search(self, vectors, k, where):
-        return None
-
-
-class FindsFewer(Lines):
-    def search(self, vectors, k, where):
-        return super().search(vectors, k, where)[:-1]
-
-
-class Pairs(Lines):
-    def nearest(self, vector, k, where):
-        return [(result.id, result.distance) for result in super().nearest(vector, k, where)]
-
-
-class FindsAll(Lines):
-    def nearest(self, vector, k, where):
-        return super().nearest(vector, 10**6, where)
-
-
-class FarthestFirst(Lines):
-    def nearest(self, vector, k, where):
-        return super().nearest(vector, k, where)[::-1]
-
-
-class NotTheNearest(Lines):
-    def nearest(self, vector, k, where):
-        return super().nearest(vector, k + 3, where)[3:]
-
-
-class NotANumber(Lines):
-    def nearest(self, vector, k, where):
-        return [result._replace(distance=float("nan")) for result in super().nearest(vector, k, where)]
-
-
-class Squared(Lines):
-    def nearest(self, vector, k, where):
-        return [result._replace(distance=result.distance**2) for result in super().nearest(vector, k, where)]
-
-
-class UnknownIds(Lines):
-    def nearest(self, vector, k, where):
-        return [result._replace(id=result.id + 10**6) for result in super().nearest(vector, k, where)]
-
-
-class OtherPaths(Lines):
-    def nearest(self, vector, k, where):
-        return [result._replace(path=result.path.upper()) for result in super().nearest(vector, k, where)]
-
-
-class AnyClass(Lines):
-    def nearest(self, vector, k, where):
-        return super().nearest(vector, k, where._replace(within=None))
-
-
-class AnyRadius(Lines):
-    def nearest(self, vector, k, where):
-        return super().nearest(vector, k, where._replace(radius=None))
+NotANumber = changed(lambda result: {"distance": float("nan")})
+Squared = changed(lambda result: {"distance": result.distance**2})
+UnknownIds = changed(lambda result: {"id": result.id + 10**6})
+OtherPaths = changed(lambda result: {"path": result.path.upper()})

@@ -9,6 +9,7 @@ from ..search.conftest import command, folder, make  # noqa: F401 (fixtures)
 
 @pytest.fixture(scope="session")
 def server():
+    pytest.importorskip("psycopg", reason="needs the extra pgvector")
     if postgresql.programs() is None:
         pytest.skip("no PostgreSQL with pgvector: apt-get install postgresql postgresql-17-pgvector")
     with postgresql.running() as running:

@@ -11,11 +11,13 @@ from pml_ext_browse import open_collections
 
 from .opened import opened, rows
 
+pytest.importorskip("lancedb", reason="needs the extra lancedb")
+from pml_ext_stores import lancedb
+
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 
 
 def test_commands_search_in_a_store(command, runs, folder, tmp_path):
-    pytest.importorskip("lancedb", reason="needs the extra lancedb")
     own = ("--store", tmp_path / "own")
     address = f"lancedb:{tmp_path / 'a lake'}"
     done = command("index", runs[0], folder, *own, "--to", address)
@@ -32,7 +34,6 @@ def test_commands_search_in_a_store(command, runs, folder, tmp_path):
 
 
 def test_the_page_searches_in_a_store(runs, folder, tmp_path):
-    pytest.importorskip("lancedb", reason="needs the extra lancedb")
     place = tmp_path / "run"
     shutil.copytree(runs[0], place, ignore=shutil.ignore_patterns("collection"))
     run = load_run(place, "cpu")
@@ -52,8 +53,6 @@ def test_the_page_searches_in_a_store(runs, folder, tmp_path):
 
 
 def test_a_large_table_has_lists_that_are_extended(tmp_path, monkeypatch):
-    reason = "needs the extra lancedb"
-    lancedb = pytest.importorskip("pml_ext_stores.lancedb", reason=reason, exc_type=ImportError)
     monkeypatch.setattr(lancedb, "INDEXED", 300)
     store = opened(f"lancedb:{tmp_path / 'lake'}")
     images = rows(300)

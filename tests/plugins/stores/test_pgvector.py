@@ -16,7 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 
 
 def test_a_server_that_stops_is_one_line(server, make, folder, runs, command, tmp_path):
-    pytest.importorskip("psycopg", reason="needs the extra pgvector")
     images = tmp_path / "with one more"
     shutil.copytree(folder, images)
     shutil.copy(images / "0" / "0000.png", images / "0" / "copy.png")
@@ -44,7 +43,6 @@ def test_a_server_that_stops_is_one_line(server, make, folder, runs, command, tm
 
 
 def test_long_vectors_are_searched_without_a_graph(server):
-    pytest.importorskip("psycopg", reason="needs the extra pgvector")
     points = np.random.default_rng(0).standard_normal((30, 2048)).astype(np.float32)
     store = registry.factory("store", "pgvector")(server.address, "test_long", 2048)
     ids = np.arange(30)
@@ -84,7 +82,6 @@ def test_no_error_prints_a_password(command, runs, folder, tmp_path, address):
 
 
 def test_a_search_outlives_a_restart_of_the_server(server):
-    pytest.importorskip("psycopg", reason="needs the extra pgvector")
     store = opened(f"pgvector:{server.address}")
     images = rows(30)
     store.write([images])

@@ -58,6 +58,8 @@ def test_factories_show_options_that_recipes_set(name, kind):
         ("digit", None, "no component, recipe, table, data set, transform or trunk 'digit'; nearest: .*dig"),
         ("convnt", "trunk", "no trunk 'convnt'; nearest: convnet"),
         ("hard-pear", "miner", "no miner 'hard-pear'; nearest: hard-pair"),
+        ("cbml/99", "table", "no table 'cbml/99'; nearest: cbml/"),
+        ("cbml/7", "nosuch", "no kind 'nosuch'; nearest: loss"),
     ],
 )
 def test_unknown_names_have_the_nearest_of_their_kind(name, kind, text):

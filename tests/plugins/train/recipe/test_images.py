@@ -126,15 +126,6 @@ def test_packaged_pipelines_hold_the_numbers_of_the_papers(tmp_path):
         load_recipes(str(tmp_path / "child.toml"))
 
 
-@pytest.mark.parametrize("setting", ["data.cache=memory", "data.workers=1"])
-def test_reading_otherwise_changes_no_number(trained, photos, tmp_path, without_report, setting):
-    train(recipe_file(tmp_path, photos), out=tmp_path / "run", device="cpu", overrides=typed([setting]))
-    one, other = (json.loads((run / "metrics.json").read_text()) for run in (trained, tmp_path / "run"))
-    assert all(one[phase] == other[phase] for phase in ("raw", "before", "after", "training"))
-    states = [torch.load(run / "checkpoints" / "model.pt")["trunk"] for run in (trained, tmp_path / "run")]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
 def test_unreadable_photographs_stop_a_run_or_are_counted(photos, tmp_path):
     shutil.copytree(photos, tmp_path / "photos")
     file = recipe_file(tmp_path, tmp_path / "photos")

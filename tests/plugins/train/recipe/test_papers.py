@@ -4,7 +4,7 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError
+from pml_ext.errors import ConfigError, PluginWarning
 from pml_ext_train.cli.app import app_for
 from pml_ext_train.cli.description import describe
 from pml_ext_train.recipe import is_full, load_recipes, paper_values, papers, quoted, texts
@@ -20,22 +20,42 @@ def quotes(name, overrides=()):
     }
 
 
-def test_a_recipe_names_table_and_row(mine):
-    file = mine('table = "mine/2"\nrow = "Small, Mine"')
-    (values,) = quotes(file).values()
-    assert [(each.heading, each.column, each.metric, each.phase, each.value, each.text) for each in values] == [
-        ("Figures", "R@1", "recall_at_1", "after", 0.975, "97.50")
-    ]
-    (values,) = quotes(file, ["paper.column=Birds"]).values()
+@pytest.mark.parametrize(
+    ("overrides", "quoted_values"),
+    [
+        ([], [("Figures", "R@1", "recall_at_1", "after", 0.975, "97.50")]),
+        (
+            ["paper.column=Birds"],
+            [
+                ("Birds", "R@1", "recall_at_1", "after", 0.5, "50"),
+                ("Birds", "NMI", "nmi", "after", 0.6125, "61.25"),
+            ],
+        ),
+        (
+            ["paper.row='Small, Scores'"],
+            [
+                ("Figures", "R@1", "recall_at_1", "learned_metric", 0.98, "98.00"),
+                ("Figures", "time", "", "learned_metric", 0.03, "3.00"),
+            ],
+        ),
+        (
+            ["paper.row='Large, Threes'", "paper.column=Birds"],
+            [
+                ("Birds", "R@1", "recall_at_1_3", "after", 0.61, "61"),
+                ("Birds", "NMI", "nmi_3", "after", 0.71, "71"),
+            ],
+        ),
+        (["paper.row=[]"], []),
+    ],
+)
+def test_a_recipe_names_table_and_row(mine, overrides, quoted_values):
+    (values,) = quotes(mine('table = "mine/2"\nrow = "Small, Mine"'), overrides).values()
+    assert [(each.heading, each.column, *each[3:]) for each in values] == quoted_values
+
+
+def test_a_paper_has_data_sets_of_its_own(mine):
+    (values,) = quotes(mine('table = "mine/2"\nrow = "Small, Mine"'), ["paper.column=Birds"]).values()
     assert texts(values) == ["Small, Mine, Birds: R@1 50, NMI 61.25"]
-    (values,) = quotes(file, ["paper.row='Small, Scores'"]).values()
-    assert [(each.column, each.metric, each.phase) for each in values] == [
-        ("R@1", "recall_at_1", "learned_metric"),
-        ("time", "", "learned_metric"),
-    ]
-    (values,) = quotes(file, ["paper.row='Large, Threes'", "paper.column=Birds"]).values()
-    assert [each.metric for each in values] == ["recall_at_1_3", "nmi_3"]
-    assert quotes(file, ["paper.row=[]"]) == {file: []}
     assert is_full("mine/2", "cub")
     assert paper_values({"table": "mine/2"}, "cub")[1]
     assert not is_full("mine/2", "omniglot-small")
@@ -147,7 +167,3 @@ def test_a_table_is_shown_as_printed(mine):
     assert [each["kind"] for each in both] == ["table", "recipe"]
     for each in both:
         assert describe("cbml/7", each["kind"]) == [each]
-    with pytest.raises(UnknownNameError, match="no table 'cbml/99'; nearest: cbml/"):
-        describe("cbml/99", "table")
-    with pytest.raises(UnknownNameError, match="no kind 'nosuch'; nearest: loss"):
-        describe("cbml/7", "nosuch")
