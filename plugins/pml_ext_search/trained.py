@@ -52,6 +52,7 @@ def load_run(
     store: str | Path | None = None,
     listener: OnProgress | None = None,
     by: By | None = None,
+    size: int | None = None,
 ) -> TrainedRun:
     """Load a finished run for retrieval.
 
@@ -64,6 +65,7 @@ def load_run(
         store: the collection's folder; by default ``collection`` in the run's folder.
         listener: called with an :class:`EmbeddingProgress` after each batch.
         by: ``"embeddings"``, or ``"features"`` of the trunk; by default what the collection has.
+        size: how many first dimensions of the embeddings to compare; by default as the collection, else all.
 
     DataError for an unfinished or damaged run.
     """
@@ -72,7 +74,7 @@ def load_run(
         raise ConfigError(
             f"--store {scheme}:...: wanted a folder; a database is filled by: pml-ext index {path} --to STORE"
         )
-    return TrainedRun(Path(path), choose_device(device), workers, store, listener, by)
+    return TrainedRun(Path(path), choose_device(device), workers, store, listener, by, size)
 
 
 def load_embedder(path: str, device: str, by: By) -> ImageEmbedder:
@@ -92,6 +94,7 @@ class TrainedRun:
         store: str | Path | None = None,
         listener: OnProgress | None = None,
         by: By | None = None,
+        size: int | None = None,
     ) -> None:
         self.loaded = LoadedRun(folder, device)
         """The run's network, recipe and learned metric."""
@@ -99,7 +102,7 @@ class TrainedRun:
         self.device = self.loaded.device
         self.recipe = self.loaded.recipe
         self.identity = self.loaded.identity
-        self.search_index = index_of(self.loaded, store, workers, listener, by)
+        self.search_index = index_of(self.loaded, store, workers, listener, by, size)
         """The run's collection with what embeds into it."""
         self.collection = self.search_index.collection
         self.by: By = self.collection.by
@@ -302,9 +305,10 @@ class TrainedRun:
             raise ConfigError(
                 f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; leave out --metric learned"
             )
-        if self.by == "features":
+        if self.by == "features" or self.collection.cut is not None:
+            found = "features" if self.by == "features" else f"{self.collection.cut} dimensions of them"
             raise ConfigError(
-                f"the learned metric compares embeddings, and {self.collection.place} has features; leave out "
+                f"the learned metric compares embeddings, and {self.collection.place} has {found}; leave out "
                 "--metric learned"
             )
         return self.metric

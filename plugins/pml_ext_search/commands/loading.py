@@ -70,7 +70,13 @@ def say_doubts(trained: TrainedRun) -> None:
 
 @contextmanager
 def embedding_run(
-    run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None, by: By | None = None
+    run: Path,
+    folder: Path | None,
+    device: Device,
+    workers: int | None,
+    store: Path | None,
+    by: By | None = None,
+    size: int | None = None,
 ) -> Iterator[TrainedRun]:
     """Load a run that embeds a folder's images, with progress on stderr.
 
@@ -80,12 +86,12 @@ def embedding_run(
 
     with process_group(choose_device(device).partition(":")[0]):
         if process_number() != 0:
-            trained = load_for_command(run, device, workers, store, by=by)
+            trained = load_for_command(run, device, workers, store, by=by, size=size)
             if not trained.takes_vectors:  # a single process embeds vectors faster than it could share them
                 trained.embed_folder(trained.indexed_folder() if folder is None else folder)
             raise Exit
         with Progress() as bar:
-            yield load_for_command(run, device, workers, store, bar.embedding, by)
+            yield load_for_command(run, device, workers, store, bar.embedding, by, size)
 
 
 def load_for_command(
@@ -95,6 +101,7 @@ def load_for_command(
     store: Path | None = None,
     listener: OnProgress | None = None,
     by: By | None = None,
+    size: int | None = None,
 ) -> TrainedRun:
     """Load a run for retrieval; on a CPU, the process reuses freed memory."""
     from pml_ext.distributed import choose_device, keep_freed_memory
@@ -102,7 +109,7 @@ def load_for_command(
     from ..trained import load_run
 
     keep_freed_memory(choose_device(device))
-    return load_run(run, device, workers, store, listener, by)
+    return load_run(run, device, workers, store, listener, by, size)
 
 
 def read_list(listing: Path) -> list[str]:
