@@ -394,17 +394,20 @@ class TrainedRun:
 
         return select(self.indexed_images(), count, kind)
 
-    def suspicious_labels(self, groups: Sequence[str] | None = None) -> SuspiciousLabels:
-        """The indexed images by how much more similar they are to another class than to their own.
+    def suspicious_labels(
+        self, groups: Sequence[str] | None = None, images: Embedded | None = None
+    ) -> SuspiciousLabels:
+        """Images by how much more similar they are to another class than to their own.
 
         Args:
-            groups: the group of each image of :meth:`indexed_images`; images of one group are not compared.
+            groups: the group of each image; images of one group are not compared.
+            images: embedded images; by default the indexed ones.
 
         DataError for fewer than two classes.
         """
         from .select.suspicious_labels import suspicious_labels
 
-        return suspicious_labels(self.indexed_images(), groups)
+        return suspicious_labels(images or self.indexed_images(), groups)
 
     # Known or new
 
@@ -469,19 +472,24 @@ class TrainedRun:
 
     # Clusters
 
-    def group(self, images: Embedded, clusters: Number, chosen: Sequence[int] | None = None) -> Grouping:
+    def group(
+        self, images: Embedded, clusters: Number, chosen: Sequence[int] | None = None, min_size: int = 1
+    ) -> Grouping:
         """Cluster embedded images; see :func:`pml_ext_search.cluster.clusters.group`."""
         from .cluster.clusters import group
 
-        return group(images, clusters, chosen)
+        return group(images, clusters, chosen, min_size)
 
-    def cluster(self, folder: str | Path, clusters: Number, out: str | Path | None = None) -> Clusters:
+    def cluster(
+        self, folder: str | Path, clusters: Number, out: str | Path | None = None, min_size: int = 1
+    ) -> Clusters:
         """Cluster a folder's images; write ``clusters.csv``, and sheets of the 100 largest clusters.
 
         Args:
             folder: the folder of the images.
             clusters: their number, for k-means, or ``"auto"``, by first neighbors.
             out: the folder to write; by default ``clusters`` in the run's folder.
+            min_size: images of smaller clusters go to the rest, number -1.
 
         Returns:
             The cluster of every path, numbered by decreasing size.
@@ -490,6 +498,6 @@ class TrainedRun:
 
         place = Path(out or self.folder / "clusters")
         check_writable("-o", place)
-        check_clusters(clusters)
-        grouping = group(self.embed_folder(folder), clusters)
+        check_clusters(clusters, min_size)
+        grouping = group(self.embed_folder(folder), clusters, min_size=min_size)
         return write_clusters(place, grouping, self.images.channels)

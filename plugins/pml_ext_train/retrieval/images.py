@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,11 +41,15 @@ class EmbeddedImages(Protocol):
 
 
 class ImageCluster(Protocol):
-    """A cluster of images."""
+    """A cluster of images, or the rest, which are in no group."""
 
     @property
     def number(self) -> int:
-        """By decreasing size."""
+        """By decreasing size; -1 for the rest."""
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether it is the rest."""
 
     @property
     def members(self) -> Sequence[int]:
@@ -77,4 +81,7 @@ class ImageClusters(Protocol):
 
     @property
     def clusters(self) -> Sequence[ImageCluster]:
-        """Largest first."""
+        """Largest first, and the rest last."""
+
+    def joined(self, joins: Iterable[Sequence[int]]) -> ImageClusters:
+        """The same clusters, with some joined; each keeps its smallest number."""
