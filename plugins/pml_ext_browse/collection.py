@@ -74,6 +74,15 @@ class Pair(NamedTuple):
     trained: bool | None  # whether the run was trained on the query's class; None if unknown
 
 
+class Suspicion(NamedTuple):
+    """An image that looks like another class."""
+
+    number: int
+    given: str
+    likely: str
+    margin: float  # by how much the likely class is more similar
+
+
 class BrowsedRun:
     """Embedded images of a run; thumbnails are read only from inside the folder."""
 
@@ -88,7 +97,7 @@ class BrowsedRun:
         self.embeddings = embedded.embeddings.cpu()
         self.class_names = sorted(set(self.classes) - {""})
         self.numbers = {path: number for number, path in enumerate(self.paths)}
-        self.clusters = functools.lru_cache(2)(self._clusters)
+        self._clusters = functools.lru_cache(2)(self._group)
         self.projection = functools.lru_cache(16)(self._projection)
         self._below = functools.lru_cache(16)(self._below_folder)
         self.leave_one_out = functools.cache(self._leave_one_out)
@@ -190,8 +199,23 @@ class BrowsedRun:
             neighbors.append(Neighbor(number, self.paths[number], name, distance, same))
         return neighbors
 
-    def _clusters(self, clusters: int | str, folder: str = "") -> ImageClusters:
-        return self.run.group(self.embedded, clusters, self._below(folder).tolist() if folder else None)
+    def clusters(
+        self, clusters: int | str, folder: str = "", min_size: int = 1, joined: Sequence[Sequence[int]] = ()
+    ) -> ImageClusters:
+        """Clusters of the images below ``folder``; smaller ones go to the rest, and some are ``joined``."""
+        grouping = self._clusters(clusters, folder, min_size)
+        return grouping.joined(joined) if joined else grouping
+
+    def _group(self, clusters: int | str, folder: str, min_size: int) -> ImageClusters:
+        chosen = self._below(folder).tolist() if folder else None
+        return self.run.group(self.embedded, clusters, chosen, min_size)
+
+    @functools.cached_property
+    def suspicious(self) -> list[Suspicion]:
+        """The images that are more similar to another class than to their own, the most suspicious first."""
+        found = self.run.suspicious_labels(images=self.embedded)
+        columns = zip(found.rows.tolist(), found.classes, found.likely, found.margins.tolist(), strict=True)
+        return [Suspicion(*row) for row in columns][: found.count]
 
     def _projection(self, method: str, part: Part = ALL) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
         """A map: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""

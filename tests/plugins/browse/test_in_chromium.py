@@ -68,7 +68,7 @@ def find_copies(browser):
     browser.run("window.old = true")
     browser.click("form.options button")
     browser.settle()
-    browser.wait("!window.old && document.getElementById('copies')")
+    browser.wait("!window.old && document.readyState === 'complete' && document.getElementById('copies')")
 
 
 def rows_of(browser, file):
@@ -207,11 +207,41 @@ def test_several_photographs_are_dropped_together(browser, site, tmp_path):
 def test_names_typed_in_opened_clusters_are_kept(browser, site, tmp_path):
     browser.open(f"{site.address}/clusters?clusters=3&open=1")
     browser.run("document.querySelector('input[name=cluster1]').focus()")
-    browser.press("b", "e", "e")
+    browser.press("b", "e", "e", "Tab")
     browser.open(f"{site.address}/clusters?clusters=3")
     assert browser.run("document.querySelector('input[name=cluster1]').value") == "bee"
     browser.click("#names button")
-    assert {row["class"] for row in rows_of(browser, tmp_path / "classes.csv")} == {"bee"}
+    rows = rows_of(browser, tmp_path / "classes.csv")
+    assert {row["class"] for row in rows} == {"bee"}
+    for number in (1, 2):
+        browser.click(f"input[name=join][value='{number}']")
+    browser.run("window.old = true")
+    browser.click("#join button")
+    browser.settle()
+    names = "[...document.querySelectorAll('input[form=names]')].map(one => one.name + one.value).sort().join()"
+    assert browser.run(names) == "cluster0,cluster1bee"
+    browser.run("window.old = true; document.querySelector('input[name=clusters]').value = 5")
+    browser.click("form.options button")  # another clustering
+    browser.settle()
+    assert len(browser.run(names).split(",")) == 5
+    assert "bee" in browser.run(names)
+
+
+def test_labels_are_decided_by_keys(browser, site, tmp_path):
+    browser.open(f"{site.address}/labels")
+    cards = browser.run("document.querySelectorAll('#labels .card').length")
+    assert cards > 1
+    titles = browser.run("[...document.querySelectorAll('#labels a')].map(one => one.title)")
+    browser.press("a", "k")
+    assert browser.run(FOCUSED) == titles[min(2, cards - 1)]
+    told = browser.run("document.getElementById('decided').textContent")
+    assert told.startswith(f"2 of these {cards} decided, 1 accepted.")
+    browser.open(f"{site.address}/labels")
+    assert browser.run("document.getElementById('decided').textContent") == told
+    browser.click("#labels button")
+    rows = rows_of(browser, tmp_path / "labels.csv")
+    assert len(rows) == 36
+    assert [row["path"] for row in rows if row["path"].split("/")[0] != row["class"]] == titles[:1]
 
 
 def test_a_sub_folder_is_chosen(browser, site):
@@ -239,6 +269,7 @@ def test_nothing_is_cut_and_everything_has_a_label(browser, site, width, dark):
         "/clusters?clusters=3&open=0",
         "/map?method=pca",
         "/answers",
+        "/labels",
         "/copies",
         "/?image=-1",
     ):

@@ -314,7 +314,7 @@ def test_one_query_is_computed_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "Page", lambda *_: SimpleNamespace(draw=draw))
     app = server.application([], tmp_path)
     view = next(route.endpoint for route in app.routes if route.path == "/")
-    request = SimpleNamespace(url=SimpleNamespace(path="/"), query_params={})
+    request = SimpleNamespace(url=SimpleNamespace(path="/"), query_params=server.QueryParams())
 
     async def all_at_once():
         return await asyncio.gather(*(view(request) for _ in range(4)))
