@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import os
-import re
 import threading
 import warnings
 from collections import Counter
@@ -24,7 +23,7 @@ from pml_ext.errors import ConfigError, DataError, PmlExtError, shortened
 from pml_ext.evaluation import nearest_of, sample_indices, without
 from pml_ext.registry import service
 from pml_ext_train.data import placeholder, thumbnail
-from pml_ext_train.files import composed, read_json
+from pml_ext_train.files import composed, read_json, same_names
 from pml_ext_train.report import flattened
 from pml_ext_train.retrieval import EmbeddedImages, ImageClusters, Mirror, SearchedRun, SearchFilter, SearchService
 
@@ -109,12 +108,11 @@ class BrowsedRun:
     @functools.cached_property
     def trained(self) -> dict[str, bool | None]:
         """Whether the run was trained on each class; None if that is not recorded."""
-        recorded = set(map(composed, read_json(self.run.folder / "network.json").get("class_names", ())))
+        recorded = read_json(self.run.folder / "network.json").get("class_names", ())
         if not recorded:
             return dict.fromkeys(self.class_names)
-        # Other spellings; names without letters are not compared.
-        others = {_comparable(name) for name in recorded.difference(self.class_names)} - {""}
-        return {name: name in recorded or _comparable(name) in others for name in self.class_names}
+        trained = same_names(self.class_names, recorded)
+        return {name: name in trained for name in self.class_names}
 
     @functools.cached_property
     def folders(self) -> list[str]:
@@ -312,11 +310,6 @@ def folders_of(paths: Sequence[str]) -> list[str]:
     for path in paths:
         found.update(map(str, PurePosixPath(path).parents))
     return sorted(found - {"."})
-
-
-def _comparable(name: str) -> str:
-    """The words of a class's name."""
-    return re.sub(r"[\W_]+", " ", name.casefold()).strip()
 
 
 def jpeg(image: Image.Image, longest: int) -> bytes:

@@ -28,7 +28,7 @@ def cluster(
     folder: ClusteredFolder = None,
     clusters: Annotated[str, Option(metavar="N|auto", help="Number (k-means), or auto (first neighbors).")] = "auto",
     min_size: Annotated[
-        int, Option(min=1, metavar="N", help="Put images that are in no group of N or more aside, as the rest.")
+        int, Option(metavar="N", help="Put images that are in no group of N or more aside, as the rest.")
     ] = 1,
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
     by: ComparedBy = None,

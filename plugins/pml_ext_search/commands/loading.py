@@ -11,7 +11,7 @@ from typer import Argument, Exit
 
 from pml_ext.errors import ConfigError
 from pml_ext_train.cli import Device, Progress, process_number, say
-from pml_ext_train.files import doubt_about
+from pml_ext_train.files import check_writable, doubt_about
 from pml_ext_train.networks import By
 
 if TYPE_CHECKING:
@@ -56,6 +56,24 @@ def searched_run(
         if changes is not None and (changes.new or changes.changed or changes.gone):
             say(f"{images}: {changes}")
     return trained
+
+
+def listed_run(
+    place: Path, device: Device, store: Path | None, by: By | None, count: int, csv: Path | None, sheet: Path | None
+) -> tuple[TrainedRun, str]:
+    """The run of a command that lists ``count`` images, and what to call them; see :func:`searched_run`."""
+    for option, file in (("--csv", csv), ("--sheet", sheet)):
+        if file is not None:
+            check_writable(option, file, file=True)
+    if count < 1:
+        raise ConfigError(f"-n {count}: wanted 1 or more")
+    with Progress() as bar:
+        trained = searched_run(place, device, bar, store, by)
+    if not trained.takes_vectors:
+        return trained, "image"
+    if sheet is not None:
+        raise ConfigError(f"--sheet: {place} has vectors, no image files; leave it out")
+    return trained, "vector"
 
 
 def say_doubts(trained: TrainedRun) -> None:

@@ -1,7 +1,6 @@
 """The page in Chromium: keys, clicks, files, downloads, and how it looks when it is wide, narrow or dark."""
 
 import csv
-import json
 import shutil
 import threading
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from pml_ext_browse import open_collections
 
 from ..search.photographs import photograph, write_copies
 from .chromium import PROGRAM, chromium
+from .conftest import serving
 
 server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome on this machine")]
@@ -37,22 +37,8 @@ def site(trained, tmp_path_factory):
     run = shutil.copytree(trained / "one", place / "run", ignore=lambda *_: ["collection"])
     load_run(run, "cpu").index(folder)
     collections = open_collections([run], None, "cpu")
-    ready = threading.Event()
-    servers = []
-    told = []
-    with pytest.MonkeyPatch.context() as patch:
-        plain = server.uvicorn.Server
-        patch.setattr(server.uvicorn, "Server", lambda settings: servers.append(plain(settings)) or servers[0])
-        with server.listening(0) as bound:
-            port = bound.getsockname()[1]
-            thread = threading.Thread(
-                target=server.serve, args=(collections, bound, False, lambda text: (told.append(text), ready.set()))
-            )
-            thread.start()
-            assert ready.wait(60)
-            yield SimpleNamespace(address=f"http://127.0.0.1:{port}", folder=folder, collection=collections[0])
-            servers[0].should_exit = True
-            thread.join()
+    with serving(collections) as here:
+        yield SimpleNamespace(address=f"http://127.0.0.1:{here.port}", folder=folder, collection=collections[0])
 
 
 @pytest.fixture
@@ -116,12 +102,6 @@ def test_copies_are_walked_through_by_keys_and_clicks(browser, site, tmp_path):
     titles = browser.run("[...document.querySelectorAll('.pick')].map(one => one.title)")
     kept = {row["path"] for row in rows if row["keep"] == "yes"}
     assert kept == {titles[1], titles[10], titles[11]}
-    browser.click("#copies button[value=json]")
-    for _ in range(100):
-        if (tmp_path / "copies.json").exists():
-            break
-        threading.Event().wait(0.1)
-    assert json.loads((tmp_path / "copies.json").read_text())["groups"][0]["keep"] == titles[1]
     browser.click("#forget")
     assert browser.run(KEPT) == "0,0"
     browser.click("#copies button[value=csv]")

@@ -79,10 +79,6 @@ def test_an_upload_shows_the_nearest(served):
     assert b"&lt;b&gt;mine.png" in content
     picture = base64.b64decode(re.search(rb'src="data:image/jpeg;base64,([^"]+)"', content)[1])
     assert Image.open(io.BytesIO(picture)).size == (480, 480)
-    for _ in range(20):
-        upload(served, PNG)
-    status, text = read(served, headers["Location"])  # the twenty latest are kept
-    assert (status, "no longer kept" in text) == (400, True)
 
 
 @pytest.mark.parametrize(
@@ -277,9 +273,8 @@ def test_an_opened_cluster_has_a_name(served):
     assert re.search(r"Its name\s+<input", content)
     query = {"run": 0, "clusters": 2, "folder": "3", "cluster1": "three"}
     rows = post(served, "/names", query)[2].decode().splitlines()[1:]
-    wanted = load_run(served.place / "one", "cpu")
-    assert 0 < len(rows) < len([path for path in wanted.indexed_images().paths if path.startswith("3/")])
     assert all(row.startswith("3/") for row in rows)
+    assert 0 < len(rows) < len([*(served.photos / "3").iterdir()])
 
 
 def test_many_sub_folders_are_typed(trained, tmp_path, monkeypatch):

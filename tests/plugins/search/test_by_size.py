@@ -2,12 +2,9 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
-
-from pml_ext import load_run
 
 from .conftest import garbage
 
@@ -62,19 +59,7 @@ def test_updates_and_repairs_keep_the_size(shortened, few, command):
     ],
 )
 def test_another_size_names_the_remedy(shortened, few, command, options, text):
-    folder = () if "-- " in f"{options} " or "check" in options else (few[0],)
+    folder = () if "--check" in options else (few[0],)
     done = command("index", shortened.folder, *folder, "--store", shortened.place, *options.split())
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert text.replace("RUN", str(shortened.folder)) in done.stderr
-
-
-def test_vectors_are_shortened_after_their_head(command, tmp_path):
-    table = tmp_path / "vectors.npz"
-    points = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
-    np.savez(table, embeddings=points, labels=np.arange(60) % 6)
-    run = tmp_path / "run"
-    assert command("fit", table, "--closed-form", "--out", run).returncode == 0
-    whole = load_run(run, "cpu").embed(points)
-    assert command("index", run, table, "--size", 3).returncode == 0
-    embedded = load_run(run, "cpu").indexed_images()
-    torch.testing.assert_close(embedded.embeddings, normalize(whole[:, :3]), rtol=0, atol=1e-6)
