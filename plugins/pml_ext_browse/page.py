@@ -153,6 +153,9 @@ class Page:
         right_in_other_run = {other.paths[pair.query] for pair in other.pairs() if pair.right}
         return [pair for pair in answers if collection.paths[pair.query] in right_in_other_run]
 
+    def _collection(self, options: Mapping[str, str]) -> BrowsedRun:
+        return self.collections[_number(options, "run", 0, 0, len(self.collections) - 1)]
+
     def shown_clusters(self, run: int, grouping: ImageClusters, part: Part) -> list[ImageCluster]:
         """The clusters with a majority of shown images."""
         numbers = set(self.collections[run].shown(part).tolist())
@@ -181,8 +184,7 @@ class Page:
 
     def named(self, options: Mapping[str, str]) -> str:
         """A CSV table of the images of named clusters, which are kept; see :meth:`keep_names`."""
-        run = _number(options, "run", 0, 0, len(self.collections) - 1)
-        return self._table(run, self.keep_names(options), "no cluster has a name; type one below a cluster")
+        return self._table(options, self.keep_names(options), "no cluster has a name; type one below a cluster")
 
     def suspicious(self, run: int, part: Part) -> list[Suspicion]:
         """The images of a part that look like another class."""
@@ -191,8 +193,7 @@ class Page:
 
     def keep_labels(self, options: Mapping[str, str]) -> None:
         """Keep decisions: ``labelN`` is ``accept`` or ``keep``, for the likely or the given class of image N."""
-        run = _number(options, "run", 0, 0, len(self.collections) - 1)
-        collection = self.collections[run]
+        collection = self._collection(options)
         before = dict(self.choices.labels)
         for each in collection.suspicious:
             decision = options.get(f"label{each.number}")
@@ -205,18 +206,17 @@ class Page:
     def labels(self, options: Mapping[str, str]) -> str:
         """A CSV table of all images with a class, after decisions, which are kept; see :meth:`keep_labels`."""
         self.keep_labels(options)
-        run = _number(options, "run", 0, 0, len(self.collections) - 1)
-        collection = self.collections[run]
+        collection = self._collection(options)
         rows = [
             (path, self.choices.labels.get(path, name))
             for path, name in zip(collection.paths, collection.classes, strict=True)
             if name
         ]
-        return self._table(run, rows, "no image has a class")
+        return self._table(options, rows, "no image has a class")
 
-    def _table(self, run: int, rows: Sequence[tuple[str, str]], without: str) -> str:
+    def _table(self, options: Mapping[str, str], rows: Sequence[tuple[str, str]], without: str) -> str:
         """Paths and classes of files that exist, as CSV; DataError with a text if there are none."""
-        gone = set(self.collections[run].missing)
+        gone = set(self._collection(options).missing)
         rows = [row for row in rows if row[0] not in gone]
         if not rows:
             raise DataError(without)
