@@ -86,7 +86,7 @@ class NetworkEmbedder(BatchEmbedder):
         except ConfigError as error:
             self.precision = "float32"
             warnings.warn(f"{run.folder} computes in float32: {error}", StoreWarning, stacklevel=5)
-        about = [run.identity, self.preprocessing.model_dump(), self.precision]
+        about: list[object] = [run.identity, self.preprocessing.model_dump(), self.precision]
         self.size = run.recipe.model.embedding_size
         if by == "features":
             self.size = run.description.features

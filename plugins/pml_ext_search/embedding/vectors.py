@@ -35,7 +35,7 @@ class VectorEmbedder:
         self.network = run.network
         self.device = run.device
         self.replace = replace  # whether to replace a collection of other weights in the same folder
-        about = [run.identity, self.network.preprocessing.model_dump()]
+        about: list[object] = [run.identity, self.network.preprocessing.model_dump()]
         if cut is not None:
             about.append(cut)
         self.size = cut or self.network.embedding_size

@@ -83,5 +83,9 @@ class ImageClusters(Protocol):
     def clusters(self) -> Sequence[ImageCluster]:
         """Largest first, and the rest last."""
 
+    @property
+    def rest(self) -> int:
+        """How many images are in the rest."""
+
     def joined(self, joins: Iterable[Sequence[int]]) -> ImageClusters:
         """The same clusters, with some joined; each keeps its smallest number."""
