@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import os
-import re
 import threading
 import warnings
 from collections import Counter
@@ -24,7 +23,7 @@ from pml_ext.errors import ConfigError, DataError, PmlExtError, shortened
 from pml_ext.evaluation import nearest_of, sample_indices, without
 from pml_ext.registry import service
 from pml_ext_train.data import placeholder, thumbnail
-from pml_ext_train.files import composed, read_json
+from pml_ext_train.files import composed, read_json, same_names
 from pml_ext_train.report import flattened
 from pml_ext_train.retrieval import EmbeddedImages, ImageClusters, Mirror, SearchedRun, SearchFilter, SearchService
 
@@ -74,6 +73,15 @@ class Pair(NamedTuple):
     trained: bool | None  # whether the run was trained on the query's class; None if unknown
 
 
+class Suspicion(NamedTuple):
+    """An image that looks like another class."""
+
+    number: int
+    given: str
+    likely: str
+    margin: float  # by how much the likely class is more similar
+
+
 class BrowsedRun:
     """Embedded images of a run; thumbnails are read only from inside the folder."""
 
@@ -88,7 +96,7 @@ class BrowsedRun:
         self.embeddings = embedded.embeddings.cpu()
         self.class_names = sorted(set(self.classes) - {""})
         self.numbers = {path: number for number, path in enumerate(self.paths)}
-        self.clusters = functools.lru_cache(2)(self._clusters)
+        self._clusters = functools.lru_cache(2)(self._group)
         self.projection = functools.lru_cache(16)(self._projection)
         self._below = functools.lru_cache(16)(self._below_folder)
         self.leave_one_out = functools.cache(self._leave_one_out)
@@ -100,12 +108,11 @@ class BrowsedRun:
     @functools.cached_property
     def trained(self) -> dict[str, bool | None]:
         """Whether the run was trained on each class; None if that is not recorded."""
-        recorded = set(map(composed, read_json(self.run.folder / "network.json").get("class_names", ())))
+        recorded = read_json(self.run.folder / "network.json").get("class_names", ())
         if not recorded:
             return dict.fromkeys(self.class_names)
-        # Other spellings; names without letters are not compared.
-        others = {_comparable(name) for name in recorded.difference(self.class_names)} - {""}
-        return {name: name in recorded or _comparable(name) in others for name in self.class_names}
+        trained = same_names(self.class_names, recorded)
+        return {name: name in trained for name in self.class_names}
 
     @functools.cached_property
     def folders(self) -> list[str]:
@@ -190,8 +197,23 @@ class BrowsedRun:
             neighbors.append(Neighbor(number, self.paths[number], name, distance, same))
         return neighbors
 
-    def _clusters(self, clusters: int | str, folder: str = "") -> ImageClusters:
-        return self.run.group(self.embedded, clusters, self._below(folder).tolist() if folder else None)
+    def clusters(
+        self, clusters: int | str, folder: str = "", min_size: int = 1, joined: Sequence[Sequence[int]] = ()
+    ) -> ImageClusters:
+        """Clusters of the images below ``folder``; smaller ones go to the rest, and some are ``joined``."""
+        grouping = self._clusters(clusters, folder, min_size)
+        return grouping.joined(joined) if joined else grouping
+
+    def _group(self, clusters: int | str, folder: str, min_size: int) -> ImageClusters:
+        chosen = self._below(folder).tolist() if folder else None
+        return self.run.group(self.embedded, clusters, chosen, min_size)
+
+    @functools.cached_property
+    def suspicious(self) -> list[Suspicion]:
+        """The images that are more similar to another class than to their own, the most suspicious first."""
+        found = self.run.suspicious_labels(images=self.embedded)
+        columns = zip(found.rows.tolist(), found.classes, found.likely, found.margins.tolist(), strict=True)
+        return [Suspicion(*row) for row in columns][: found.count]
 
     def _projection(self, method: str, part: Part = ALL) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
         """A map: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
@@ -288,11 +310,6 @@ def folders_of(paths: Sequence[str]) -> list[str]:
     for path in paths:
         found.update(map(str, PurePosixPath(path).parents))
     return sorted(found - {"."})
-
-
-def _comparable(name: str) -> str:
-    """The words of a class's name."""
-    return re.sub(r"[\W_]+", " ", name.casefold()).strip()
 
 
 def jpeg(image: Image.Image, longest: int) -> bytes:

@@ -37,11 +37,8 @@ class ShownGroup(NamedTuple):
 
     key: str  # of its kind and paths, in their order: the same for the same group of a later search
     place: int  # from 0
-    kind: str
-    images: Sequence[Any]  # path, distance, bytes, width, height, stays
-    differing: Sequence[list[str]]  # what each image and the one to keep differ in, apart from pixels
+    group: Any  # kind, images, what they differ in, bytes to spare
     numbers: Sequence[int]  # of the images, in the collection
-    space: int  # bytes of the images to spare
 
 
 class _StopSearchError(Exception):
@@ -58,8 +55,7 @@ class CopiesSearch:
         self.thread: threading.Thread | None = None
         self.state = CopiesState()
         self._found: FoundCopies | None = None
-        self._places: dict[str, int] = {}  # of groups, by key
-        self._keys: list[str] = []
+        self._places: dict[str, int] = {}  # of groups, by key, in their order
 
     def begin(self, folder: str = "", keep: str = RULES[0], radius: float | None = None) -> None:
         """Look for copies below a sub-folder, in a thread, unless a search is running."""
@@ -97,8 +93,7 @@ class CopiesSearch:
             raise DataError(f"{collection.folder}: no image files below {state.folder or 'it'}")
         self._change(images=len(names))
         found = _service().find(collection.folder, names, state.radius, state.keep, listener=self._listen)
-        self._keys = [_key_of(group) for group in found.groups]
-        self._places = {key: place for place, key in enumerate(self._keys)}
+        self._places = {_key_of(group): place for place, group in enumerate(found.groups)}
         self._found = found
         self._change(phase="done")
 
@@ -124,10 +119,7 @@ class CopiesSearch:
         groups = []
         for place, group in enumerate(self.found.groups[start : start + count], start):
             numbers = [self._collection.numbers[image.path] for image in group.images]
-            differing = [group.differing(image) for image in group.images]
-            groups.append(
-                ShownGroup(self._keys[place], place, group.kind, group.images, differing, numbers, group.space)
-            )
+            groups.append(ShownGroup(_key_of(group), place, group, numbers))
         return groups
 
     def chosen(self, shown: Iterable[str], kept: Iterable[str]) -> FoundCopies:
@@ -156,7 +148,7 @@ class CopiesSearch:
             if key not in self._places:
                 raise ConfigError("these groups belong to an earlier search; load the page again")
             if self._places[key] not in chosen:
-                raise ConfigError(f"group {self._places[key] + 1}: no image is kept; wanted one or more")
+                raise ConfigError(f"group {self._places[key] + 1}: no image is kept; keep one or more")
         return _service().keep_chosen(found, chosen)
 
     def as_text(self, shown: Iterable[str], kept: Iterable[str], form: str) -> str:

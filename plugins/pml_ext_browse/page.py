@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import jinja2
@@ -18,7 +18,8 @@ from pml_ext_train.files import composed
 from pml_ext_train.report import COLORS, SHAPES, drawable, mark
 from pml_ext_train.retrieval import ImageCluster, ImageClusters
 
-from .collection import BrowsedRun, Pair, Part
+from .choices import Choices
+from .collection import BrowsedRun, Pair, Part, Suspicion
 from .copies import RULES, SHOWN_OF_GROUP, CopiesSearch
 from .uploads import MOST, Uploads
 
@@ -27,6 +28,7 @@ PAIRS = 60  # per page
 CARDS = 300  # maximum number of clusters
 SHOWN_OF_CLUSTER = 60  # photographs of an opened cluster
 GROUPS = 30  # of copies, per page
+DECISIONS = ("keep", "accept")  # of suspicious labels
 LISTED = 300  # sub-folders to choose from; more are typed
 GRAY = "#a0aec0", 0  # color and shape of images in no cluster
 _TEMPLATES = jinja2.Environment(
@@ -47,6 +49,26 @@ _TEMPLATES.globals |= {
 }
 
 
+class Clustering(NamedTuple):
+    """How images are clustered, and which groups are joined."""
+
+    clusters: int | str
+    min_size: int = 1
+    joined: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields of a form, or of an address, that give it again."""
+        joined = ",".join("-".join(map(str, numbers)) for numbers in self.joined)
+        fields = {"clusters": str(self.clusters), "min_size": str(self.min_size)}
+        return fields | {"joined": joined} if joined else fields
+
+    @property
+    def before_join(self) -> Clustering:
+        """Without the last join."""
+        return self._replace(joined=self.joined[:-1])
+
+
 class Page:
     """The page of collections; a folder has the uploaded photographs."""
 
@@ -57,6 +79,7 @@ class Page:
         self.kinds = ["wrong", "right", "disputed"][: len(collections) + 1]
         self.colors = ["class", "cluster"] if collections[0].class_names else ["cluster"]
         self.same_images = len({tuple(collection.paths) for collection in collections}) == 1
+        self.choices = Choices(collections[0].run.place, collections[0].folder)
         self._folders = {drawable(folder): folder for folder in collections[0].folders}
 
     def draw(self, tab: str, options: Mapping[str, str]) -> tuple[str, int]:
@@ -78,7 +101,7 @@ class Page:
                 "method": _choice(options, "method", ["tsne", "pca"]),
                 "color": _choice(options, "color", self.colors),
                 "kind": _choice(options, "kind", self.kinds),
-                "clusters": _clusters(options) or self.number_of_clusters(run, part),
+                "clustering": _clustering(options, self.number_of_clusters(run, part)),
                 "open": options.get("open", ""),
                 "part": part,
                 "carried": urlencode(carried),
@@ -130,28 +153,73 @@ class Page:
         right_in_other_run = {other.paths[pair.query] for pair in other.pairs() if pair.right}
         return [pair for pair in answers if collection.paths[pair.query] in right_in_other_run]
 
+    def _collection(self, options: Mapping[str, str]) -> BrowsedRun:
+        return self.collections[_number(options, "run", 0, 0, len(self.collections) - 1)]
+
     def shown_clusters(self, run: int, grouping: ImageClusters, part: Part) -> list[ImageCluster]:
         """The clusters with a majority of shown images."""
         numbers = set(self.collections[run].shown(part).tolist())
         return [each for each in grouping.clusters if 2 * len(numbers.intersection(each.members)) > len(each.members)]
 
-    def named(self, options: Mapping[str, str]) -> str:
-        """A CSV table of the images of named clusters, with the columns ``path`` and ``class``.
+    def grouping(self, run: int, clustering: Clustering, part: Part) -> ImageClusters:
+        """The clusters of a part's folder."""
+        clusters, min_size, joined = clustering
+        return self.collections[run].clusters(clusters, part.folder, min_size, joined)
 
-        ``options`` has the name of cluster N as ``clusterN``. Missing files are left out.
-        """
+    def keep_names(self, options: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Keep the names of clusters, given as ``clusterN``; return path and name of their images."""
         run = _number(options, "run", 0, 0, len(self.collections) - 1)
-        collection = self.collections[run]
-        grouping = collection.clusters(_clusters(options), self.part(run, options).folder)
-        gone = set(collection.missing)
-        rows = []
+        paths = self.collections[run].paths
+        grouping = self.grouping(run, _clustering(options, ""), self.part(run, options))
+        given = {}
+        named = []
         for cluster in grouping.clusters:
-            name = " ".join(options.get(f"cluster{cluster.number}", "").split())
-            if name and cluster.number >= 0:
-                paths = [collection.paths[member] for member in cluster.members]
-                rows += [(path, name) for path in paths if path not in gone]
+            field = f"cluster{cluster.number}"
+            if field in options and not cluster.is_rest:
+                name = " ".join(options[field].split())
+                given[cluster.number] = name
+                named += [(paths[member], name) for member in cluster.members if name]
+        self.choices.name(given, grouping, paths)
+        return named
+
+    def named(self, options: Mapping[str, str]) -> str:
+        """A CSV table of the images of named clusters, which are kept; see :meth:`keep_names`."""
+        return self._table(options, self.keep_names(options), "no cluster has a name; type one below a cluster")
+
+    def suspicious(self, run: int, part: Part) -> list[Suspicion]:
+        """The images of a part that look like another class."""
+        shown = set(self.collections[run].shown(part).tolist())
+        return [each for each in self.collections[run].suspicious if each.number in shown]
+
+    def keep_labels(self, options: Mapping[str, str]) -> None:
+        """Keep decisions: ``labelN`` is ``accept`` or ``keep``, for the likely or the given class of image N."""
+        collection = self._collection(options)
+        before = dict(self.choices.labels)
+        for each in collection.suspicious:
+            decision = options.get(f"label{each.number}")
+            if decision in DECISIONS:
+                label = each.likely if decision == "accept" else each.given
+                self.choices.labels[collection.paths[each.number]] = label
+        if self.choices.labels != before:
+            self.choices.save()
+
+    def labels(self, options: Mapping[str, str]) -> str:
+        """A CSV table of all images with a class, after decisions, which are kept; see :meth:`keep_labels`."""
+        self.keep_labels(options)
+        collection = self._collection(options)
+        rows = [
+            (path, self.choices.labels.get(path, name))
+            for path, name in zip(collection.paths, collection.classes, strict=True)
+            if name
+        ]
+        return self._table(options, rows, "no image has a class")
+
+    def _table(self, options: Mapping[str, str], rows: Sequence[tuple[str, str]], without: str) -> str:
+        """Paths and classes of files that exist, as CSV; DataError with a text if there are none."""
+        gone = set(self._collection(options).missing)
+        rows = [row for row in rows if row[0] not in gone]
         if not rows:
-            raise DataError("no cluster has a name; type one below a cluster")
+            raise DataError(without)
         return table_text(["path", "class"], rows)
 
     def begin_copies(self, options: Mapping[str, str]) -> None:
@@ -165,12 +233,12 @@ class Page:
         folder = self.part(0, options).folder
         self.copies.begin(folder, _choice(options, "keep", RULES), radius)
 
-    def map(self, run: int, method: str, color: str, clusters: int | str, part: Part) -> dict[str, Any]:
+    def map(self, run: int, method: str, color: str, clustering: Clustering, part: Part) -> dict[str, Any]:
         """The points of the map, the groups that color them and a note."""
         collection = self.collections[run]
         names = list(collection.classes)
         if color == "cluster":
-            grouping = collection.clusters(clusters, part.folder)
+            grouping = self.grouping(run, clustering, part)
             titles = {cluster.number: cluster.title for cluster in grouping.clusters}
             names = [titles.get(number, "") for number in grouping.numbers.tolist()]
         numbers, positions, note = collection.projection(method, part)
@@ -192,9 +260,18 @@ def _number(options: Mapping[str, str], name: str, default: int, low: int, high:
     return int(text)
 
 
-def _clusters(options: Mapping[str, str]) -> int | str:
-    clusters = options.get("clusters", "").strip()
-    return int(clusters) if re.fullmatch(r"-?\d{1,9}", clusters) else clusters
+def _clustering(options: Mapping[str, str], default: int | str) -> Clustering:
+    text = options.get("clusters", "").strip()
+    clusters = int(text) if re.fullmatch(r"-?\d{1,9}", text) else text or default
+    joins = [*filter(None, options.get("joined", "").split(","))]
+    marked = options.get("join", "").split(",")
+    if len(marked) > 1:
+        joins.append("-".join(marked))
+    for join in joins:
+        if not re.fullmatch(r"\d{1,9}(-\d{1,9})+", join):
+            raise ConfigError(f"joined={join[:20]}: wanted numbers of clusters, such as 3-7")
+    joined = tuple(tuple(map(int, join.split("-"))) for join in joins)
+    return Clustering(clusters, _number(options, "min_size", 1, 1, 10**9), joined)
 
 
 def _up(tab: str, options: Mapping[str, str], carried: Mapping[str, str]) -> str:
@@ -202,7 +279,7 @@ def _up(tab: str, options: Mapping[str, str], carried: Mapping[str, str]) -> str
     if tab == "query" and ("image" in options or "upload" in options):
         return f"/?{urlencode(carried)}"
     if tab == "clusters" and "open" in options:
-        kept = {name: options[name] for name in ("run", "clusters") if name in options}
+        kept = {name: options[name] for name in ("run", *Clustering._fields) if name in options}
         return f"/clusters?{urlencode({**kept, **carried})}"
     return ""
 

@@ -23,7 +23,7 @@ from pml_ext.errors import ConfigError, DataError, PmlExtError, StoppedError, ne
 from pml_ext_train.training import handle_signals
 
 from .collection import BrowsedRun
-from .page import CARDS, Page
+from .page import CARDS, PAIRS, Page
 from .uploads import MOST
 
 with needs_extra("browse", "pml-ext browse"):
@@ -31,7 +31,7 @@ with needs_extra("browse", "pml-ext browse"):
     import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.datastructures import FormData, UploadFile
+    from starlette.datastructures import FormData, QueryParams, UploadFile
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
@@ -60,13 +60,19 @@ def application(collections: Sequence[BrowsedRun], uploads: Path) -> Starlette:
     """An ASGI application that serves collections and saves uploaded photographs in a folder."""
     site = _Site(collections, uploads)
     routes = [
-        *(Route(path, site.view, methods=["GET"]) for path in ("/", "/clusters", "/map", "/answers", "/copies")),
+        *(
+            Route(path, site.view, methods=["GET"])
+            for path in ("/", "/clusters", "/map", "/answers", "/labels", "/copies")
+        ),
         Route("/copies", site.copies, methods=["POST"]),
         Route("/copies/state", site.copies_state),
         Route("/copies/choice", site.choice, methods=["POST"]),
         Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
         Route("/upload", site.upload, methods=["POST"]),
         Route("/names", site.names, methods=["POST"]),
+        Route("/names/keep", site.names, methods=["POST"]),
+        Route("/labels", site.labels, methods=["POST"]),
+        Route("/labels/keep", site.labels, methods=["POST"]),
         Route("/thumbnail/{run}/{number}/{size}", site.picture),
     ]
 
@@ -108,7 +114,7 @@ class _Site:
         """Show a tab of the page."""
         tab = request.url.path.strip("/") or "query"
         async with self._computing:
-            text, status = await run_in_threadpool(self.page.draw, tab, request.query_params)
+            text, status = await run_in_threadpool(self.page.draw, tab, _texts(request.query_params))
         return HTMLResponse(text, status, {"cache-control": "no-store"})
 
     async def upload(self, request: Request) -> Response:
@@ -142,9 +148,29 @@ class _Site:
     async def names(self, request: Request) -> Response:
         """The table of the classes that somebody typed below clusters."""
         text = "Too many names, or names that are too long."
-        async with _form(request, MAX_NAMES, text, 0, CARDS + 3) as form, self._computing:
-            table = await run_in_threadpool(self.page.named, _texts(form))
-        return _file(table, "classes.csv", "text/csv")
+        keep, table = self.page.keep_names, self.page.named
+        return await self._decided(request, text, CARDS + 5, keep, table, "classes.csv")
+
+    async def labels(self, request: Request) -> Response:
+        """The table of all labels, after what somebody has decided."""
+        keep, table = self.page.keep_labels, self.page.labels
+        return await self._decided(request, "Too many labels.", PAIRS + 3, keep, table, "labels.csv")
+
+    async def _decided(
+        self,
+        request: Request,
+        too_long: str,
+        fields: int,
+        keep: Callable[[dict[str, str]], object],
+        table: Callable[[dict[str, str]], str],
+        name: str,
+    ) -> Response:
+        """Keep what a form has, and return it as a table, unless the path ends in ``/keep``."""
+        async with _form(request, MAX_NAMES, too_long, 0, fields) as form, self._computing:
+            if request.url.path.endswith("/keep"):
+                await run_in_threadpool(keep, _texts(form))
+                return Response(status_code=204)
+            return _file(await run_in_threadpool(table, _texts(form)), name, "text/csv")
 
     async def copies(self, request: Request) -> Response:
         """Begin a search for copies, or stop the running one."""
@@ -193,8 +219,13 @@ async def _form(request: Request, most: int, too_long: str, files: int, fields: 
         yield form
 
 
-def _texts(form: FormData) -> dict[str, str]:
-    return {name: value for name, value in form.items() if isinstance(value, str)}
+def _texts(form: FormData | QueryParams) -> dict[str, str]:
+    """The fields of a form or an address; several values of a field are joined by commas."""
+    texts: dict[str, str] = {}
+    for name, value in form.multi_items():
+        if isinstance(value, str):
+            texts[name] = f"{texts[name]},{value}" if name in texts else value
+    return texts
 
 
 def _file(text: str, name: str, media_type: str) -> Response:

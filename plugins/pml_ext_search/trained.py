@@ -52,6 +52,7 @@ def load_run(
     store: str | Path | None = None,
     listener: OnProgress | None = None,
     by: By | None = None,
+    size: int | None = None,
 ) -> TrainedRun:
     """Load a finished run for retrieval.
 
@@ -64,6 +65,7 @@ def load_run(
         store: the collection's folder; by default ``collection`` in the run's folder.
         listener: called with an :class:`EmbeddingProgress` after each batch.
         by: ``"embeddings"``, or ``"features"`` of the trunk; by default what the collection has.
+        size: how many first dimensions of the embeddings to compare; by default as the collection, else all.
 
     DataError for an unfinished or damaged run.
     """
@@ -72,7 +74,7 @@ def load_run(
         raise ConfigError(
             f"--store {scheme}:...: wanted a folder; a database is filled by: pml-ext index {path} --to STORE"
         )
-    return TrainedRun(Path(path), choose_device(device), workers, store, listener, by)
+    return TrainedRun(Path(path), choose_device(device), workers, store, listener, by, size)
 
 
 def load_embedder(path: str, device: str, by: By) -> ImageEmbedder:
@@ -92,6 +94,7 @@ class TrainedRun:
         store: str | Path | None = None,
         listener: OnProgress | None = None,
         by: By | None = None,
+        size: int | None = None,
     ) -> None:
         self.loaded = LoadedRun(folder, device)
         """The run's network, recipe and learned metric."""
@@ -99,7 +102,7 @@ class TrainedRun:
         self.device = self.loaded.device
         self.recipe = self.loaded.recipe
         self.identity = self.loaded.identity
-        self.search_index = index_of(self.loaded, store, workers, listener, by)
+        self.search_index = index_of(self.loaded, store, workers, listener, by, size)
         """The run's collection with what embeds into it."""
         self.collection = self.search_index.collection
         self.by: By = self.collection.by
@@ -302,9 +305,10 @@ class TrainedRun:
             raise ConfigError(
                 f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; leave out --metric learned"
             )
-        if self.by == "features":
+        if self.by == "features" or self.collection.cut is not None:
+            found = "features" if self.by == "features" else f"{self.collection.cut} dimensions of them"
             raise ConfigError(
-                f"the learned metric compares embeddings, and {self.collection.place} has features; leave out "
+                f"the learned metric compares embeddings, and {self.collection.place} has {found}; leave out "
                 "--metric learned"
             )
         return self.metric
@@ -390,17 +394,20 @@ class TrainedRun:
 
         return select(self.indexed_images(), count, kind)
 
-    def suspicious_labels(self, groups: Sequence[str] | None = None) -> SuspiciousLabels:
-        """The indexed images by how much more similar they are to another class than to their own.
+    def suspicious_labels(
+        self, groups: Sequence[str] | None = None, images: Embedded | None = None
+    ) -> SuspiciousLabels:
+        """Images by how much more similar they are to another class than to their own.
 
         Args:
-            groups: the group of each image of :meth:`indexed_images`; images of one group are not compared.
+            groups: the group of each image; images of one group are not compared.
+            images: embedded images; by default the indexed ones.
 
         DataError for fewer than two classes.
         """
         from .select.suspicious_labels import suspicious_labels
 
-        return suspicious_labels(self.indexed_images(), groups)
+        return suspicious_labels(images or self.indexed_images(), groups)
 
     # Known or new
 
@@ -465,19 +472,24 @@ class TrainedRun:
 
     # Clusters
 
-    def group(self, images: Embedded, clusters: Number, chosen: Sequence[int] | None = None) -> Grouping:
+    def group(
+        self, images: Embedded, clusters: Number, chosen: Sequence[int] | None = None, min_size: int = 1
+    ) -> Grouping:
         """Cluster embedded images; see :func:`pml_ext_search.cluster.clusters.group`."""
         from .cluster.clusters import group
 
-        return group(images, clusters, chosen)
+        return group(images, clusters, chosen, min_size)
 
-    def cluster(self, folder: str | Path, clusters: Number, out: str | Path | None = None) -> Clusters:
+    def cluster(
+        self, folder: str | Path, clusters: Number, out: str | Path | None = None, min_size: int = 1
+    ) -> Clusters:
         """Cluster a folder's images; write ``clusters.csv``, and sheets of the 100 largest clusters.
 
         Args:
             folder: the folder of the images.
             clusters: their number, for k-means, or ``"auto"``, by first neighbors.
             out: the folder to write; by default ``clusters`` in the run's folder.
+            min_size: images of smaller clusters go to the rest, number -1.
 
         Returns:
             The cluster of every path, numbered by decreasing size.
@@ -486,6 +498,6 @@ class TrainedRun:
 
         place = Path(out or self.folder / "clusters")
         check_writable("-o", place)
-        check_clusters(clusters)
-        grouping = group(self.embed_folder(folder), clusters)
+        check_clusters(clusters, min_size)
+        grouping = group(self.embed_folder(folder), clusters, min_size=min_size)
         return write_clusters(place, grouping, self.images.channels)

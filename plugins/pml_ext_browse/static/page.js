@@ -36,17 +36,14 @@ document.addEventListener("click", (event) => {
   if (event.target.closest("a[href]") && !(event.ctrlKey || event.metaKey || event.shiftKey)) wait();
 });
 window.addEventListener("pageshow", () => { clearTimeout(waiting); busy.hidden = true; });
-// Names of clusters outlive a look into a cluster, until the tab is closed.
-const names = document.getElementById("names");
-if (names) {
-  const folder = names.elements.folder ? names.elements.folder.value : "";
-  const key = `names of ${location.origin} ${document.title} ${names.elements.run.value} ${names.elements.clusters.value} ${folder}`;
-  const given = JSON.parse(sessionStorage.getItem(key) || "{}");
-  for (const input of document.querySelectorAll(".named input")) {
-    input.value = given[input.name] || "";
-    input.addEventListener("input", () => {
-      given[input.name] = input.value;
-      sessionStorage.setItem(key, JSON.stringify(given));
-    });
-  }
+// What is typed or decided is kept at once, and before another page is opened.
+for (const kept of document.querySelectorAll("#names, #labels")) {
+  let changed = false;
+  const send = () => {
+    if (changed) navigator.sendBeacon(`${kept.getAttribute("action")}/keep`, new URLSearchParams(new FormData(kept)));
+    changed = false;
+  };
+  for (const field of kept.elements) field.addEventListener("input", () => { changed = true; });
+  document.addEventListener("change", send);
+  window.addEventListener("beforeunload", send);
 }

@@ -21,7 +21,7 @@ from pml_ext_train.files import FileStat, path_bytes, sha256_of, write_atomicall
 from pml_ext_train.retrieval import Changes, Numbers, Vectors
 
 from .class_folders import ClassFolders
-from .database import DATABASE, STEMS, Database, Transaction
+from .database import DATABASE, Database, Transaction
 from .embedded import Embedded
 from .faiss_index import FaissIndex, chosen_factory
 from .problems import RetrievalWarning, StoreWarning
@@ -197,7 +197,7 @@ class Collection(Database):
             holes = state.vectors - len(_live_vectors(current.connection))
             whole = len(current.vectors) == state.vectors
         if whole and 5 * holes >= state.vectors > 0:
-            path = self._new_file(STEMS[self.by], ".f32")
+            path = self._new_file(self.stem, ".f32")
             with self.transaction(write=True) as current:
                 self._move_vectors(current, path)
 

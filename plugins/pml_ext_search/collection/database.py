@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shlex
 import sqlite3
 import warnings
@@ -52,10 +53,11 @@ _DAMAGED = (  # missing in collections of earlier versions
 )
 LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
 STEMS: dict[By, str] = {"embeddings": "vectors", "features": "features"}  # of the vector files
+_VECTORS = re.compile(r"(vectors|features)(\d*)(-\d+)?\.f32")  # "vectors64.f32" has the first 64 dimensions
 
 
-def recorded_by(place: Path) -> By | None:
-    """What a folder's collection compares images by, or None without a collection.
+def recorded(place: Path) -> tuple[By, int | None] | None:
+    """What a folder's collection compares images by, and how many first dimensions; None without a collection.
 
     If the row cannot be read, the names of the vector files decide. SQLite may have to write, to roll back a killed
     process.
@@ -65,11 +67,13 @@ def recorded_by(place: Path) -> By | None:
         address = f"{database.as_uri()}?mode=rw"
         with contextlib.closing(sqlite3.connect(address, timeout=LOCK_TIMEOUT, uri=True)) as connection:
             ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
-        return state_of(about, crc).by
+        state = state_of(about, crc)
+        return state.by, state.cut
     except (sqlite3.Error, ValueError, TypeError, AttributeError):
-        for by, stem in STEMS.items():
-            if any(place.glob(f"{stem}*.f32")):
-                return by
+        for path in sorted(place.glob("*.f32")):
+            if named := _VECTORS.fullmatch(path.name):
+                stem, cut, _ = named.groups()
+                return "features" if stem == "features" else "embeddings", int(cut) if cut else None
         return None
 
 
@@ -121,7 +125,14 @@ class Database:
     """The database and files of a network's embeddings."""
 
     def __init__(
-        self, place: Path, run: Path | None, identity: str, size: int, by: By = "embeddings", source: str = "FOLDER"
+        self,
+        place: Path,
+        run: Path | None,
+        identity: str,
+        size: int,
+        by: By = "embeddings",
+        source: str = "FOLDER",
+        cut: int | None = None,
     ) -> None:
         self.source = source  # what is indexed, in commands
         self.place = place.absolute()
@@ -129,6 +140,8 @@ class Database:
         self.identity = identity
         self.size = size
         self.by = by
+        self.cut = cut
+        self.stem = f"{STEMS[by]}{cut or ''}"
         self.database = self.place / DATABASE
         self._index: Index | None = None  # the last one read, for errors
 
@@ -173,14 +186,19 @@ class Database:
     def _create_tables(self, connection: sqlite3.Connection) -> None:
         for table in _SCHEMA:
             connection.execute(table)
-        stem = STEMS[self.by]
-        name = f"{stem}.f32"
+        name = f"{self.stem}.f32"
         number = 0
         while (self.place / name).exists():
             number += 1
-            name = f"{stem}-{number}.f32"
+            name = f"{self.stem}-{number}.f32"
         first = State(
-            run=str(self.run or ""), identity=self.identity, size=self.size, by=self.by, file=name, made=time_ns()
+            run=str(self.run or ""),
+            identity=self.identity,
+            size=self.size,
+            by=self.by,
+            cut=self.cut,
+            file=name,
+            made=time_ns(),
         )
         text = first.model_dump_json()
         connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
@@ -327,14 +345,21 @@ class Database:
             command += ["--store", str(self.place)]
         if self.by != "embeddings":
             command += ["--by", self.by]
+        if self.cut is not None:
+            command += ["--size", str(self.cut)]
         return shlex.join(command)
 
     def check_by(self, state: State) -> None:
-        """ConfigError for a collection of features instead of embeddings, or the reverse."""
+        """ConfigError for features instead of embeddings, for embeddings of another size, or the reverse."""
+        remedy = f"type --store FOLDER for a collection of its own, or delete {self.place}"
         if state.by != self.by:
             raise ConfigError(
-                f"{self.place} has the {state.by} of images, not their {self.by}; leave out --by, type --store FOLDER "
-                f"for a collection of its own, or delete {self.place}"
+                f"{self.place} has the {state.by} of images, not their {self.by}; leave out --by, {remedy}"
+            )
+        if state.cut != self.cut:
+            raise ConfigError(
+                f"{self.place} has {state.cut or 'all'} dimensions of each embedding, not {self.cut or 'all'}; leave "
+                f"out --size, {remedy}"
             )
 
     def check_identity(self, state: State) -> None:

@@ -37,6 +37,7 @@ class State(BaseModel, frozen=True):
     identity: str
     size: int
     by: By = "embeddings"  # what the vectors are
+    cut: int | None = None  # how many of an embedding's first dimensions are kept; None: all
     file: str = "vectors.f32"
     made: int = 0  # nanoseconds since 1970, different for a new collection in the same folder
     vectors: int = 0  # in the file, holes included

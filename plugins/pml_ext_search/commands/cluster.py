@@ -27,6 +27,9 @@ def cluster(
     run: RunOrImages,
     folder: ClusteredFolder = None,
     clusters: Annotated[str, Option(metavar="N|auto", help="Number (k-means), or auto (first neighbors).")] = "auto",
+    min_size: Annotated[
+        int, Option(metavar="N", help="Put images that are in no group of N or more aside, as the rest.")
+    ] = 1,
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
     by: ComparedBy = None,
     workers: Workers = None,
@@ -34,10 +37,10 @@ def cluster(
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Cluster a folder's images into a CSV table and contact sheets; each image is in one cluster.
+    """Cluster a folder's images into a CSV table and contact sheets; each image is in one cluster, or in the rest.
 
     Examples:
-        pml-ext cluster photographs
+        pml-ext cluster photographs --min-size 3
         pml-ext cluster photographs --clusters 20 --out clusters
     """
     run, images = run_for_command(run, device)
@@ -46,9 +49,11 @@ def cluster(
         raise ConfigError(f"wanted a folder of images to cluster; type: pml-ext cluster {run} FOLDER")
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
     with embedding_run(run, folder, device, workers, store, by) as trained:
-        result = trained.cluster(folder, number, out)
+        result = trained.cluster(folder, number, out, min_size)
     sheets = {number: str(sheet) for number, sheet in result.sheets.items()}
-    shown = [dataclasses.asdict(each) | {"sheet": sheets.get(each.number)} for each in result.clusters]
+    shown = [
+        dataclasses.asdict(each) | {"rest": each.is_rest, "sheet": sheets.get(each.number)} for each in result.clusters
+    ]
     about = {
         "folder": str(folder),
         "method": result.grouping.method,
@@ -56,7 +61,10 @@ def cluster(
         "other_numbers": result.grouping.other_numbers,
         "clusters": shown,
     }
-    text = f"{counted(len(result.clusters), 'cluster')} by {result.grouping.method}"
+    rest = result.grouping.rest
+    text = f"{counted(len(result.clusters) - bool(rest), 'cluster')} by {result.grouping.method}"
+    if rest:
+        text += f"; rest: {counted(rest, 'image')} in no group of {min_size} or more"
     if result.grouping.other_numbers:
         others = " or ".join(str(number) for number in result.grouping.other_numbers)
         text += f". For smaller or larger ones: --clusters {others}"
@@ -72,7 +80,7 @@ def _cluster_rows(result: Clusters) -> tuple[list[str], list[list[str]]]:
     columns = ["cluster", "images", *(["class", "share"] if with_classes else []), "for example"]
     rows = []
     for each in result.clusters:
-        row = [str(each.number), str(len(each.members))]
+        row = ["rest" if each.is_rest else str(each.number), str(len(each.members))]
         if with_classes:
             row += [printable(each.name) or "(no folder)", f"{each.share or 0:.0%}"]
         examples = ", ".join(paths[member] for member in each.members[:3])

@@ -31,6 +31,14 @@ def index(
         Path | None, Option("--from", metavar="PARTS", help="Use the embeddings of embed --part; embed nothing.")
     ] = None,
     to: Annotated[str | None, Option(metavar="STORE", help=f"Also write changes to a database: {STORES}.")] = None,
+    size: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            help="Keep the first N dimensions of each embedding, for a run trained with [loss] nested, or for a head "
+            "in closed form, whose dimensions are ordered by variance (default: as the index, else all).",
+        ),
+    ] = None,
     check: Annotated[bool, Option("--check", help="Only verify the index and its image files.")] = False,
     by: ComparedBy = None,
     workers: Workers = None,
@@ -42,21 +50,23 @@ def index(
 
     Examples:
         pml-ext index photographs
-        pml-ext index runs/birds photographs
+        pml-ext index runs/birds photographs --size 128
     """
     if workers is not None and (check or parts is not None):
         raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
     if check:
-        if folder is not None or factory or parts is not None or to is not None:
-            raise ConfigError("--check changes nothing; leave out FOLDER, --index, --from and --to")
+        if folder is not None or factory or parts is not None or to is not None or size is not None:
+            raise ConfigError("--check changes nothing; leave out FOLDER, --index, --from, --size and --to")
         run, _ = run_for_command(run, device)
         _check_index(load_for_command(run, device, store=store, by=by).gallery(), as_json)
         return
+    if size is not None and parts is not None:
+        raise ConfigError("--size shortens embeddings while they are computed, and --from has them; leave out --size")
     run, images = run_for_command(run, device)
     opened: AbstractContextManager[TrainedRun]
     if parts is None:
         folder = folder or images
-        opened = embedding_run(run, folder, device, workers, store, by)
+        opened = embedding_run(run, folder, device, workers, store, by, size)
     else:
         opened = nullcontext(load_for_command(run, device, store=store, by=by))
     with opened as trained:
@@ -70,6 +80,8 @@ def index(
     what = f"{gallery.noun} indexed"
     if gallery.by == "features":
         what += " by the features before the head"
+    if gallery.cut is not None:
+        what += f" by the first {gallery.cut} dimensions"
     lines = [f"{len(gallery)} {what}: {gallery.place}"]
     if gallery.changes is not None:
         lines.append(str(gallery.changes))
@@ -97,6 +109,7 @@ def _about_index(gallery: Gallery) -> dict[str, Any]:
         "index": str(gallery.place),
         "folder": str(gallery.folder),
         "by": gallery.by,
+        "size": gallery.size,
         "images": len(gallery),
         "new": new,
         "changed": changed,

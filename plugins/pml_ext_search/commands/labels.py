@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from pml_ext.errors import ConfigError, DataError, counted, printable
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
+from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, print_result
 from pml_ext_train.data import read_rows
-from pml_ext_train.files import as_spelled, check_writable
+from pml_ext_train.files import as_spelled
 
-from .loading import searched_run
+from .loading import listed_run
 
 if TYPE_CHECKING:
     from ..collection.embedded import Embedded
@@ -57,18 +57,9 @@ def labels(
         pml-ext labels photographs
         pml-ext labels runs/birds --csv labels.csv --sheet labels.png
     """
-    for option, file in (("--csv", csv), ("--sheet", sheet)):
-        if file is not None:
-            check_writable(option, file, file=True)
-    if count < 1:
-        raise ConfigError(f"-n {count}: wanted 1 or more")
     if groups is not None and not groups.is_file():
         raise ConfigError(f"--groups {groups}: no such file; wanted a table with the columns path and group")
-    with Progress() as bar:
-        trained = searched_run(run, device, bar, store, by)
-    if sheet is not None and trained.takes_vectors:
-        raise ConfigError(f"--sheet: {run} has vectors, no image files; leave it out")
-    noun = "vector" if trained.takes_vectors else "image"
+    trained, noun = listed_run(run, device, store, by, count, csv, sheet)
     embedded = trained.indexed_images()
     found = trained.suspicious_labels(None if groups is None else _groups(groups, embedded))
     summary = f"more similar to another class: {found.count} of {counted(len(found.rows), noun)}"

@@ -11,7 +11,7 @@ from typer import Argument, Exit
 
 from pml_ext.errors import ConfigError
 from pml_ext_train.cli import Device, Progress, process_number, say
-from pml_ext_train.files import doubt_about
+from pml_ext_train.files import check_writable, doubt_about
 from pml_ext_train.networks import By
 
 if TYPE_CHECKING:
@@ -58,6 +58,24 @@ def searched_run(
     return trained
 
 
+def listed_run(
+    place: Path, device: Device, store: Path | None, by: By | None, count: int, csv: Path | None, sheet: Path | None
+) -> tuple[TrainedRun, str]:
+    """The run of a command that lists ``count`` images, and what to call them; see :func:`searched_run`."""
+    for option, file in (("--csv", csv), ("--sheet", sheet)):
+        if file is not None:
+            check_writable(option, file, file=True)
+    if count < 1:
+        raise ConfigError(f"-n {count}: wanted 1 or more")
+    with Progress() as bar:
+        trained = searched_run(place, device, bar, store, by)
+    if not trained.takes_vectors:
+        return trained, "image"
+    if sheet is not None:
+        raise ConfigError(f"--sheet: {place} has vectors, no image files; leave it out")
+    return trained, "vector"
+
+
 def say_doubts(trained: TrainedRun) -> None:
     """Name pictures that are in several classes, and classes with nearly equal names."""
     from ..open_set.calibration import shared_pictures
@@ -70,7 +88,13 @@ def say_doubts(trained: TrainedRun) -> None:
 
 @contextmanager
 def embedding_run(
-    run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None, by: By | None = None
+    run: Path,
+    folder: Path | None,
+    device: Device,
+    workers: int | None,
+    store: Path | None,
+    by: By | None = None,
+    size: int | None = None,
 ) -> Iterator[TrainedRun]:
     """Load a run that embeds a folder's images, with progress on stderr.
 
@@ -80,12 +104,12 @@ def embedding_run(
 
     with process_group(choose_device(device).partition(":")[0]):
         if process_number() != 0:
-            trained = load_for_command(run, device, workers, store, by=by)
+            trained = load_for_command(run, device, workers, store, by=by, size=size)
             if not trained.takes_vectors:  # a single process embeds vectors faster than it could share them
                 trained.embed_folder(trained.indexed_folder() if folder is None else folder)
             raise Exit
         with Progress() as bar:
-            yield load_for_command(run, device, workers, store, bar.embedding, by)
+            yield load_for_command(run, device, workers, store, bar.embedding, by, size)
 
 
 def load_for_command(
@@ -95,6 +119,7 @@ def load_for_command(
     store: Path | None = None,
     listener: OnProgress | None = None,
     by: By | None = None,
+    size: int | None = None,
 ) -> TrainedRun:
     """Load a run for retrieval; on a CPU, the process reuses freed memory."""
     from pml_ext.distributed import choose_device, keep_freed_memory
@@ -102,7 +127,7 @@ def load_for_command(
     from ..trained import load_run
 
     keep_freed_memory(choose_device(device))
-    return load_run(run, device, workers, store, listener, by)
+    return load_run(run, device, workers, store, listener, by, size)
 
 
 def read_list(listing: Path) -> list[str]:

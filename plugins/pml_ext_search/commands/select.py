@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from pml_ext.errors import ConfigError, counted, printable
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
-from pml_ext_train.files import check_writable
+from pml_ext.errors import counted, printable
+from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, print_result
 
-from .loading import searched_run
+from .loading import listed_run
 
 if TYPE_CHECKING:
     from ..select.selection import Selection
@@ -49,16 +48,7 @@ def select(
         pml-ext select photographs -n 50
         pml-ext select runs/birds -n 50
     """
-    for option, file in (("--csv", csv), ("--sheet", sheet)):
-        if file is not None:
-            check_writable(option, file, file=True)
-    if count < 1:
-        raise ConfigError(f"-n {count}: wanted 1 or more")
-    with Progress() as bar:
-        trained = searched_run(run, device, bar, store, by)
-    noun = "vector" if trained.takes_vectors else "image"
-    if sheet is not None and trained.takes_vectors:
-        raise ConfigError(f"--sheet: {run} has vectors, no image files; leave it out")
+    trained, noun = listed_run(run, device, store, by, count, csv, sheet)
     found = trained.select(count, kind)
     summary = _summary(found, noun)
     if csv is not None or sheet is not None:

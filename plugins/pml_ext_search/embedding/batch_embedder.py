@@ -68,11 +68,11 @@ class BatchEmbedder:
 
 
 class NetworkEmbedder(BatchEmbedder):
-    """The network of a finished run; ``by="features"`` leaves out its head."""
+    """The network of a finished run; ``by="features"`` leaves out its head, ``cut`` all but the first dimensions."""
 
     remedy = "; train it again, with a lower optimizer.lr"
 
-    def __init__(self, run: LoadedRun, by: By = "embeddings") -> None:
+    def __init__(self, run: LoadedRun, by: By = "embeddings", cut: int | None = None) -> None:
         assert isinstance(run.description, Preprocessing)
         self._run = run
         self.by = by
@@ -86,11 +86,14 @@ class NetworkEmbedder(BatchEmbedder):
         except ConfigError as error:
             self.precision = "float32"
             warnings.warn(f"{run.folder} computes in float32: {error}", StoreWarning, stacklevel=5)
-        about = [run.identity, self.preprocessing.model_dump(), self.precision]
+        about: list[object] = [run.identity, self.preprocessing.model_dump(), self.precision]
         self.size = run.recipe.model.embedding_size
         if by == "features":
             self.size = run.description.features
             about.append(by)
+        if cut is not None:
+            self.size = cut
+            about.append(cut)
         self.identity = identity_of(*about)
         self._memory_format = torch.contiguous_format  # of images
         # the features of a frozen trunk are cached and shared by runs
@@ -154,7 +157,7 @@ class NetworkEmbedder(BatchEmbedder):
                 with self._features_may_fail():
                     self._features.keep([*files], [*files.values()], features)
                 embeddings = network.embedder(features)
-        return nn.functional.normalize(embeddings.float())
+        return nn.functional.normalize(embeddings.float()[:, : self.size])
 
     @torch.no_grad()
     def from_features(self, files: Mapping[Any, Path]) -> dict[Any, Tensor]:
@@ -167,7 +170,7 @@ class NetworkEmbedder(BatchEmbedder):
             return {}
         rows = torch.from_numpy(np.stack(list(features.values()))).to(self.device)
         keys = list(files)
-        embeddings = nn.functional.normalize(self.network.embedder(rows).float())
+        embeddings = nn.functional.normalize(self.network.embedder(rows).float()[:, : self.size])
         return {keys[place]: row for place, row in zip(features, embeddings, strict=True)}
 
     @contextlib.contextmanager

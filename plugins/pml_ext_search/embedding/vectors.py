@@ -30,13 +30,16 @@ _BLOCK = 1 << 15  # vectors that go through the head together
 class VectorEmbedder:
     """A trained head, and the collection of its embeddings."""
 
-    def __init__(self, run: LoadedRun, place: Path, replace: bool = True) -> None:
+    def __init__(self, run: LoadedRun, place: Path, replace: bool = True, cut: int | None = None) -> None:
         self.run = run.folder
         self.network = run.network
         self.device = run.device
         self.replace = replace  # whether to replace a collection of other weights in the same folder
-        identity = identity_of(run.identity, self.network.preprocessing.model_dump())
-        self.collection = Collection(place, run.folder, identity, self.network.embedding_size, source="FILE")
+        about: list[object] = [run.identity, self.network.preprocessing.model_dump()]
+        if cut is not None:
+            about.append(cut)
+        self.size = cut or self.network.embedding_size
+        self.collection = Collection(place, run.folder, identity_of(*about), self.size, source="FILE", cut=cut)
 
     def read(self, path: Path) -> VectorFile:
         """Read a file of vectors; DataError if their length is not the head's."""
@@ -56,10 +59,10 @@ class VectorEmbedder:
         if rows.ndim != 2:
             raise DataError(f"vectors have the shape {list(rows.shape)}; wanted [N, D]")
         self._check_size(rows.shape[1], "the vectors")
-        embeddings = torch.empty(len(rows), self.network.embedding_size, device=self.device)
+        embeddings = torch.empty(len(rows), self.size, device=self.device)
         for start in range(0, len(rows), _BLOCK):
             block = self.network(rows[start : start + _BLOCK].to(self.device))
-            embeddings[start : start + _BLOCK] = nn.functional.normalize(block.float())
+            embeddings[start : start + _BLOCK] = nn.functional.normalize(block.float()[:, : self.size])
         bad = (~embeddings.isfinite().all(1)).nonzero().flatten().tolist()
         if bad:
             first = f"number {bad[0]}" if ids is None else ids[bad[0]]

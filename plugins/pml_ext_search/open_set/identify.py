@@ -142,7 +142,7 @@ class Identifier:
         enrolled = Enrolled(self._embedded, shared)
         found = calibrated(enrolled, collection.identity, collection.by, asked, trained, others, refit)
         write_calibration(self._index.place, found)
-        if collection.is_in_run and self._run is not None:
+        if collection.is_in_run and self._run is not None and collection.cut is None:  # metrics are of whole embeddings
             record(self._run.folder, found, self._say)
         self._say(str(found))
         return found

@@ -43,7 +43,7 @@ class WithinClasses:
     def fit(self, features: Tensor, labels: NDArray[np.int64]) -> nn.Module:
         """The layer for features ``[M, F]`` with labels ``[M]``."""
         shrinkage = SHRINKAGE if self._model.shrinkage is None else self._model.shrinkage
-        return WithinClassWhitening(shrinkage, self._model.embedding_size).fit(features, torch.from_numpy(labels))
+        return WithinClassWhitening(shrinkage, self._index.collection.size).fit(features, torch.from_numpy(labels))
 
 
 def refit_of(search_index: SearchIndex, recipe: Recipe) -> WithinClasses | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pml_ext_train.files import composed
+from pml_ext_train.files import same_names
 
 if TYPE_CHECKING:
     from pml_ext_train.networks import By
@@ -23,11 +22,4 @@ def trained_classes(run: LoadedRun | None, by: By, names: Sequence[str]) -> set[
     model = run.recipe.model
     if model.freeze == "trunk" and (by == "features" or model.embedder in ("none", "pca")):
         return set()
-    recorded = set(map(composed, run.description.class_names))
-    # Other spellings; names without letters are not compared.
-    others = {_comparable(name) for name in recorded.difference(names)} - {""}
-    return {name for name in names if name in recorded or _comparable(name) in others}
-
-
-def _comparable(name: str) -> str:
-    return re.sub(r"[\W_]+", " ", name.casefold()).strip()
+    return same_names(names, run.description.class_names)

@@ -46,6 +46,8 @@ class Gallery:
         self.changes = changes
         self.place = collection.place
         self.by = collection.by
+        self.cut = collection.cut
+        self.size = collection.size
         self._lock = threading.RLock()
         self._opened: tuple[str, int, int] | None = None  # the index that is open: network, collection and version
 

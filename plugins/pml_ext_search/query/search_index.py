@@ -19,7 +19,7 @@ from pml_ext_train.results import LoadedRun
 from pml_ext_train.retrieval import Embedder, PartsService
 
 from ..collection.collection import Collection
-from ..collection.database import COLLECTION, recorded_by
+from ..collection.database import COLLECTION, recorded
 from ..collection.embedded import Embedded
 from ..collection.faiss_index import EXACT, new_index
 from ..embedding.batch_embedder import BatchEmbedder, NetworkEmbedder
@@ -60,10 +60,13 @@ def index_of(
     workers: int | None = None,
     listener: OnProgress | None = None,
     by: By | None = None,
+    size: int | None = None,
 ) -> SearchIndex:
     """Open the index of a run; arguments as for ``load_run``."""
     place = Path(store or run.folder / COLLECTION)
-    by = by or recorded_by(place) or "embeddings"
+    kept_by, kept_cut = recorded(place) or ("embeddings", None)
+    by = by or kept_by
+    cut = _cut_of(run, by, size, kept_cut)
     data = run.recipe.data
     if run.recipe.model.takes_vectors:
         if workers is not None:
@@ -72,12 +75,24 @@ def index_of(
             raise ConfigError(
                 f"--by features: {run.folder} was trained on vectors, which are the features; leave it out"
             )
-        return SearchIndex(VectorEmbedder(run, place, replace=store is None))
-    computed = NetworkEmbedder(run, by)
-    collection = Collection(place, run.folder, computed.identity, computed.size, by)
+        return SearchIndex(VectorEmbedder(run, place, store is None, cut))
+    computed = NetworkEmbedder(run, by, cut)
+    collection = Collection(place, run.folder, computed.identity, computed.size, by, cut=cut)
     levels = _class_levels(data.name, data.settings)
     images = ImageEmbedder(computed, collection, store is None, workers, listener, levels)
     return SearchIndex(images, data.settings.get("columns"))
+
+
+def _cut_of(run: LoadedRun, by: By, size: int | None, kept: int | None) -> int | None:
+    """How many first dimensions of the embeddings are kept, None for all: as typed, or as in the collection."""
+    whole = run.recipe.model.embedding_size
+    if size is None:
+        return kept if kept is not None and kept < whole and by == "embeddings" else None
+    if by == "features":
+        raise ConfigError("--size shortens embeddings, and the dimensions of features have no order; leave it out")
+    if not 1 <= size <= whole:
+        raise ConfigError(f"--size {size}: the embeddings of {run.folder} have {whole} dimensions; type 1 to {whole}")
+    return size if size < whole else None
 
 
 def _class_levels(data_set: str, settings: Mapping[str, Any]) -> int | None:

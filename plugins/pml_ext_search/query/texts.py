@@ -40,7 +40,8 @@ def features_gallery(run: LoadedRun, search_index: SearchIndex) -> Gallery:
 
     Unless it is the run's own, it is a second collection beside it, made for the first text and updated with the index.
     """
-    if search_index.collection.by == "features" or run.recipe.model.embedder == "none":
+    collection = search_index.collection
+    if collection.by == "features" or (run.recipe.model.embedder == "none" and collection.cut is None):
         return search_index.gallery()
     indexed = search_index.indexed_images()
     place = search_index.place

@@ -85,15 +85,14 @@ def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> 
     points = embedded.embeddings
     if kind == "distinct":
         found, covered = most_distinct(points, count)
-        distances: list[float | None] = [None, *found.distances[1:].tolist()]
-        return Selection(embedded, kind, found.rows.tolist(), [*range(1, len(found.rows) + 1)], distances, covered)
+        ranks = [*range(1, len(found.rows) + 1)]
+        return Selection(embedded, kind, found.rows.tolist(), ranks, [None, *found.distances[1:].tolist()], covered)
     if kind == "outliers":
         if len(points) < 2:
             raise DataError(f"{embedded.folder}: one image; outliers need at least two")
         found = outliers(points, count)
-        return Selection(
-            embedded, kind, found.rows.tolist(), [*range(1, len(found.rows) + 1)], found.distances.tolist()
-        )
+        ranks = [*range(1, len(found.rows) + 1)]
+        return Selection(embedded, kind, found.rows.tolist(), ranks, found.distances.tolist())
     names = np.array(embedded.classes)
     have_class = np.flatnonzero(names != "")
     if not len(have_class):
@@ -101,12 +100,12 @@ def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> 
     _, numbers = np.unique(names[have_class], return_inverse=True)
     found = nearest_to_centers(points[have_class], numbers, count)
     _, starts, sizes = np.unique(numbers[found.rows], return_index=True, return_counts=True)
-    ranks = np.arange(len(found.rows)) - np.repeat(starts, sizes) + 1
+    places = np.arange(len(found.rows)) - np.repeat(starts, sizes)
     return Selection(
         embedded,
         kind,
         have_class[found.rows].tolist(),
-        ranks.tolist(),
+        (places + 1).tolist(),
         found.distances.tolist(),
         without_class=len(names) - len(have_class),
     )

@@ -125,7 +125,7 @@ def listed_sheets(table: Path) -> set[str] | None:
         if file.readline().strip() != ",".join(CLUSTERS_COLUMNS):
             return None
         listed = {row[-1] for row in csv.reader(file) if row}
-    return {name for name in listed if re.fullmatch(r"cluster-\d{3,}\.png", name)}
+    return {name for name in listed if re.fullmatch(r"cluster-(\d{3,}|rest)\.png", name)}
 
 
 def is_system_folder(name: str) -> bool:

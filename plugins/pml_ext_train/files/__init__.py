@@ -33,5 +33,6 @@ from .stat import (
     free_name as free_name,
     is_inside as is_inside,
     path_bytes as path_bytes,
+    same_names as same_names,
     utf8_of as utf8_of,
 )

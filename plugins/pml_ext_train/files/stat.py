@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -64,6 +65,18 @@ def doubt_about(names: Iterable[str]) -> str:
         if twin != name:
             return f"the classes {twin!r} and {name!r} differ only in case or blanks; if they are the same, rename one"
     return ""
+
+
+def same_names(names: Iterable[str], recorded: Iterable[str]) -> set[str]:
+    """The names that are recorded, also in another spelling: ``greek_character01`` for ``Greek/character01``."""
+    wanted = set(names)
+    known = set(map(composed, recorded))
+    others = {_words_of(name) for name in known - wanted} - {""}  # names without letters are not compared
+    return {name for name in wanted if name in known or _words_of(name) in others}
+
+
+def _words_of(name: str) -> str:
+    return re.sub(r"[\W_]+", " ", name.casefold()).strip()
 
 
 def free_name(target: Path) -> Path:

@@ -1,6 +1,6 @@
 """Interfaces from images to embeddings, and to clusters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,11 +55,15 @@ class EmbeddedImages(Protocol):
 
 
 class ImageCluster(Protocol):
-    """A cluster of images."""
+    """A cluster of images, or the rest, which are in no group."""
 
     @property
     def number(self) -> int:
-        """By decreasing size."""
+        """By decreasing size; -1 for the rest."""
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether it is the rest."""
 
     @property
     def members(self) -> Sequence[int]:
@@ -91,4 +95,11 @@ class ImageClusters(Protocol):
 
     @property
     def clusters(self) -> Sequence[ImageCluster]:
-        """Largest first."""
+        """Largest first, and the rest last."""
+
+    @property
+    def rest(self) -> int:
+        """How many images are in the rest."""
+
+    def joined(self, joins: Iterable[Sequence[int]]) -> ImageClusters:
+        """The same clusters, with some joined; each keeps its smallest number."""

@@ -64,8 +64,13 @@ class SearchedRun(Protocol):
     def indexed_images(self) -> EmbeddedImages:
         """Images of the index; DataError without one."""
 
-    def group(self, images: Any, clusters: int | str, chosen: Sequence[int] | None = None) -> ImageClusters:
-        """Cluster embedded images, or the ``chosen`` ones."""
+    def group(
+        self, images: Any, clusters: int | str, chosen: Sequence[int] | None = None, min_size: int = 1
+    ) -> ImageClusters:
+        """Cluster embedded images, or the ``chosen`` ones; clusters below ``min_size`` go to the rest."""
+
+    def suspicious_labels(self, groups: Sequence[str] | None = None, images: Any = None) -> Any:
+        """Embedded images that look like another class, the most suspicious first."""
 
     def identify(self, images: Any, k: int = 3) -> list[Any]:
         """Each image's class in the index, or that it is new."""

@@ -1,5 +1,6 @@
 """Two trained runs, a folder of photographs, and the page that the command serves of them."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -55,6 +56,25 @@ def few(tmp_path, trained, photos):
     return SimpleNamespace(
         run=tmp_path / "run", photos=tmp_path / "few", secret=tmp_path / "secret.png", place=Path(tmp_path)
     )
+
+
+@contextlib.contextmanager
+def serving(collections):
+    """The port of the page, which a thread serves until the block ends."""
+    server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
+    ready = threading.Event()
+    servers = []
+    with pytest.MonkeyPatch.context() as patch, server.listening(0) as bound:
+        plain = server.uvicorn.Server
+        patch.setattr(server.uvicorn, "Server", lambda settings: servers.append(plain(settings)) or servers[0])
+        thread = threading.Thread(target=server.serve, args=(collections, bound, False, lambda _: ready.set()))
+        thread.start()
+        assert ready.wait(60)
+        try:
+            yield SimpleNamespace(port=bound.getsockname()[1])
+        finally:
+            servers[0].should_exit = True
+            thread.join(60)
 
 
 @pytest.fixture(scope="session")

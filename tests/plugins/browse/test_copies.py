@@ -59,12 +59,11 @@ def test_the_groups_are_those_of_the_command(copies, folder):
     assert (copies.state.images, copies.state.read) == (len(names), len(names) - 1)  # equal bytes are read once
     assert len(copies.found.groups) == len(wanted.groups) == 3
     groups = copies.shown(0, 9)
-    assert [group.kind for group in groups] == ["exact", "near", "near"]
-    for group, other in zip(groups, wanted.groups, strict=True):
-        assert list(group.images) == other.images
+    assert [each.group.kind for each in groups] == ["exact", "near", "near"]
+    for each, other in zip(groups, wanted.groups, strict=True):
+        assert list(each.group.images) == other.images
         paths = [image.path for image in other.images]
-        assert [copies._collection.paths[number] for number in group.numbers] == paths
-        assert group.space == other.space
+        assert [copies._collection.paths[number] for number in each.numbers] == paths
     assert copies.shown(1, 1) == groups[1:2]
     assert "3 groups with 15 of 21 images to spare, " in copies.found.summary()
     assert f"{wanted.space:,} bytes" in copies.found.summary()
@@ -79,7 +78,7 @@ def test_a_sub_folder_a_rule_and_a_radius(copies):
     assert len(copies.found.groups) == 0
     assert copies.state.radius == 1e-5
     found_by(copies, "one", "least-compressed")
-    for group in copies.shown(0, 9):
+    for group in copies.found.groups:
         kept, *others = group.images
         assert all(
             kept.bytes / (kept.width * kept.height) >= each.bytes / (each.width * each.height) for each in others
@@ -100,19 +99,19 @@ def test_what_is_kept_is_a_file(copies):
     kept = [f"{exact.key}.1", f"{near.key}.0", f"{near.key}.3", "of-an-earlier-search.7"]
     rows = list(csv.DictReader(io.StringIO(copies.as_text(shown, kept, "csv"))))
     keep = {(row["group"], row["path"]): row["keep"] for row in rows}
-    assert [keep["1", image.path] for image in exact.images] == ["no", "yes"]
+    assert [keep["1", image.path] for image in exact.group.images] == ["no", "yes"]
     assert [row["keep"] for row in rows if row["group"] == "2"] == [
-        "yes" if row["path"] in (near.images[0].path, near.images[3].path) else "no"
+        "yes" if row["path"] in (near.group.images[0].path, near.group.images[3].path) else "no"
         for row in rows
         if row["group"] == "2"
     ]
     assert [row["keep"] for row in rows if row["group"] == "3"] == ["yes"] + 7 * ["no"]
     told = json.loads(copies.as_text(shown, kept, "json"))
-    assert told["groups"][0]["keep"] == exact.images[1].path == 'two/deep/<img src=x onerror="alert(1)">.png'
-    assert near.images[3].path not in [image["path"] for image in told["groups"][1]["images"]]
+    assert told["groups"][0]["keep"] == exact.group.images[1].path == 'two/deep/<img src=x onerror="alert(1)">.png'
+    assert near.group.images[3].path not in [image["path"] for image in told["groups"][1]["images"]]
     assert {*told["groups"][0]["images"][0]} == {"path", "distance", "bytes", "width", "height", "differs"}
     assert copies.as_text([], [], "csv") == copies._found.as_csv()
-    assert len(other.images) == 8
+    assert len(other.group.images) == 8
 
 
 def test_choices_that_are_none_are_refused(copies):

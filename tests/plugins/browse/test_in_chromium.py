@@ -1,7 +1,6 @@
 """The page in Chromium: keys, clicks, files, downloads, and how it looks when it is wide, narrow or dark."""
 
 import csv
-import json
 import shutil
 import threading
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from pml_ext_browse import open_collections
 
 from ..search.photographs import photograph, write_copies
 from .chromium import PROGRAM, chromium
+from .conftest import serving
 
 server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome on this machine")]
@@ -37,22 +37,8 @@ def site(trained, tmp_path_factory):
     run = shutil.copytree(trained / "one", place / "run", ignore=lambda *_: ["collection"])
     load_run(run, "cpu").index(folder)
     collections = open_collections([run], None, "cpu")
-    ready = threading.Event()
-    servers = []
-    told = []
-    with pytest.MonkeyPatch.context() as patch:
-        plain = server.uvicorn.Server
-        patch.setattr(server.uvicorn, "Server", lambda settings: servers.append(plain(settings)) or servers[0])
-        with server.listening(0) as bound:
-            port = bound.getsockname()[1]
-            thread = threading.Thread(
-                target=server.serve, args=(collections, bound, False, lambda text: (told.append(text), ready.set()))
-            )
-            thread.start()
-            assert ready.wait(60)
-            yield SimpleNamespace(address=f"http://127.0.0.1:{port}", folder=folder, collection=collections[0])
-            servers[0].should_exit = True
-            thread.join()
+    with serving(collections) as here:
+        yield SimpleNamespace(address=f"http://127.0.0.1:{here.port}", folder=folder, collection=collections[0])
 
 
 @pytest.fixture
@@ -68,7 +54,7 @@ def find_copies(browser):
     browser.run("window.old = true")
     browser.click("form.options button")
     browser.settle()
-    browser.wait("!window.old && document.getElementById('copies')")
+    browser.wait("!window.old && document.readyState === 'complete' && document.getElementById('copies')")
 
 
 def rows_of(browser, file):
@@ -116,12 +102,6 @@ def test_copies_are_walked_through_by_keys_and_clicks(browser, site, tmp_path):
     titles = browser.run("[...document.querySelectorAll('.pick')].map(one => one.title)")
     kept = {row["path"] for row in rows if row["keep"] == "yes"}
     assert kept == {titles[1], titles[10], titles[11]}
-    browser.click("#copies button[value=json]")
-    for _ in range(100):
-        if (tmp_path / "copies.json").exists():
-            break
-        threading.Event().wait(0.1)
-    assert json.loads((tmp_path / "copies.json").read_text())["groups"][0]["keep"] == titles[1]
     browser.click("#forget")
     assert browser.run(KEPT) == "0,0"
     browser.click("#copies button[value=csv]")
@@ -207,11 +187,41 @@ def test_several_photographs_are_dropped_together(browser, site, tmp_path):
 def test_names_typed_in_opened_clusters_are_kept(browser, site, tmp_path):
     browser.open(f"{site.address}/clusters?clusters=3&open=1")
     browser.run("document.querySelector('input[name=cluster1]').focus()")
-    browser.press("b", "e", "e")
+    browser.press("b", "e", "e", "Tab")
     browser.open(f"{site.address}/clusters?clusters=3")
     assert browser.run("document.querySelector('input[name=cluster1]').value") == "bee"
     browser.click("#names button")
-    assert {row["class"] for row in rows_of(browser, tmp_path / "classes.csv")} == {"bee"}
+    rows = rows_of(browser, tmp_path / "classes.csv")
+    assert {row["class"] for row in rows} == {"bee"}
+    for number in (1, 2):
+        browser.click(f"input[name=join][value='{number}']")
+    browser.run("window.old = true")
+    browser.click("#join button")
+    browser.settle()
+    names = "[...document.querySelectorAll('input[form=names]')].map(one => one.name + one.value).sort().join()"
+    assert browser.run(names) == "cluster0,cluster1bee"
+    browser.run("window.old = true; document.querySelector('input[name=clusters]').value = 5")
+    browser.click("form.options button")  # another clustering
+    browser.settle()
+    assert len(browser.run(names).split(",")) == 5
+    assert "bee" in browser.run(names)
+
+
+def test_labels_are_decided_by_keys(browser, site, tmp_path):
+    browser.open(f"{site.address}/labels")
+    cards = browser.run("document.querySelectorAll('#labels .card').length")
+    assert cards > 1
+    titles = browser.run("[...document.querySelectorAll('#labels a')].map(one => one.title)")
+    browser.press("a", "k")
+    assert browser.run(FOCUSED) == titles[min(2, cards - 1)]
+    told = browser.run("document.getElementById('decided').textContent")
+    assert told.startswith(f"2 of these {cards} decided, 1 accepted.")
+    browser.open(f"{site.address}/labels")
+    assert browser.run("document.getElementById('decided').textContent") == told
+    browser.click("#labels button")
+    rows = rows_of(browser, tmp_path / "labels.csv")
+    assert len(rows) == 36
+    assert [row["path"] for row in rows if row["path"].split("/")[0] != row["class"]] == titles[:1]
 
 
 def test_a_sub_folder_is_chosen(browser, site):
@@ -239,6 +249,7 @@ def test_nothing_is_cut_and_everything_has_a_label(browser, site, width, dark):
         "/clusters?clusters=3&open=0",
         "/map?method=pca",
         "/answers",
+        "/labels",
         "/copies",
         "/?image=-1",
     ):

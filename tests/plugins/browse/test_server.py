@@ -24,7 +24,7 @@ from pml_ext.registry import service
 from pml_ext_browse import commands, open_collections
 
 from .asking import PNG, ask, post, upload, upload_all
-from .conftest import SECRET
+from .conftest import SECRET, serving
 
 server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
 
@@ -84,11 +84,6 @@ def test_names_of_clusters_are_a_table_of_classes(served):
     rows = list(csv.DictReader(io.StringIO(content.decode())))
     assert {row["path"]: row["class"] for row in rows} == wanted
     assert 0 < len(rows) == len(wanted) < 202
-    every = urlencode({"run": 0, "clusters": 3, "cluster0": "a", "cluster1": "a", "cluster2": "a"})
-    content = ask(served, "/names", "POST", every.encode(), **form)[2].decode()
-    assert {row["path"] for row in csv.DictReader(io.StringIO(content))} == set(embedded.paths) - gone
-    page = ask(served, "/clusters?clusters=3")[2].decode()
-    assert page.count('form="names" name="cluster') == 3
     status, _, content = ask(served, "/names", "POST", b"run=0&clusters=3&cluster0=+", **form)
     assert (status, b"no cluster has a name" in content) == (400, True)
     assert ask(served, "/names", "POST", body.encode(), Origin="http://evil.example", **form)[0] == 403
@@ -152,19 +147,8 @@ def test_copies_are_found_and_choices_saved(served):
     assert [(row["kind"], row["keep"]) for row in rows] == [("exact", "yes"), ("exact", "no")]
     (group,) = json.loads(post(served, "/copies/choice", [*form[:2], ("format", "json")])[2])["groups"]
     assert group["keep"] == rows[0]["path"]
-    suggested = list(
-        csv.DictReader(io.StringIO(post(served, "/copies/choice", {"shown": key, "keep": boxes[0][0]})[2].decode()))
-    )
-    assert [row["path"] for row in suggested] == [rows[1]["path"], rows[0]["path"]]
-    status, _, content = post(served, "/copies/choice", {"shown": key})
-    assert (status, b"no image is kept" in content) == (400, True)
-    status, _, content = post(served, "/copies/choice", {"shown": "0123", "keep": boxes[0][0]})
-    assert (status, b"belong to an earlier search" in content) == (400, True)
     evil = {"Origin": "http://evil.example"}
     assert post(served, "/copies", {}, **evil)[0] == post(served, "/copies/choice", form, **evil)[0] == 403
-    post(served, "/copies", {"folder": "3"})
-    assert wait_for_copies(served)["phase"] == "done"
-    assert re.search(r"No image below 3 is a copy of another one|groups? with", ask(served, "/copies")[2].decode())
 
 
 def test_queries_are_answered_while_copies_are_looked_for(few, monkeypatch):
@@ -181,38 +165,16 @@ def test_queries_are_answered_while_copies_are_looked_for(few, monkeypatch):
         raise AssertionError("not stopped")
 
     monkeypatch.setattr("pml_ext_copies.service.find", find)
-    collections = open_collections([few.run], None, "cpu")
-    port = []
-    ready = threading.Event()
-
-    class Quick(server.uvicorn.Server):
-        def __init__(self, settings):
-            super().__init__(settings)
-            servers.append(self)
-
-    servers = []
-    monkeypatch.setattr(server.uvicorn, "Server", Quick)
-
-    def serve():
-        with server.listening(0) as bound:
-            port.append(bound.getsockname()[1])
-            server.serve(collections, bound, False, lambda _: ready.set())
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    assert ready.wait(60)
-    here = SimpleNamespace(port=port[0])
-    assert post(here, "/copies", {})[0] == 303
-    assert begun.wait(60)
-    assert ask(here, "/?image=0")[0] == 200
-    assert json.loads(ask(here, "/copies/state")[2]) == {"phase": "running", "read": 0, "images": 20}
-    assert b'<progress max="20" value="0">' in ask(here, "/copies")[2]
-    servers[0].should_exit = True
-    thread.join(60)
+    with serving(open_collections([few.run], None, "cpu")) as here:
+        assert post(here, "/copies", {})[0] == 303
+        assert begun.wait(60)
+        assert ask(here, "/?image=0")[0] == 200
+        assert json.loads(ask(here, "/copies/state")[2]) == {"phase": "running", "read": 0, "images": 20}
+        assert b'<progress max="20" value="0">' in ask(here, "/copies")[2]
     go_on.set()
-    (search,) = [each for each in threading.enumerate() if each.name == "copies"] or [thread]
-    search.join(60)
-    assert not search.is_alive()
+    for search in [each for each in threading.enumerate() if each.name == "copies"]:
+        search.join(60)
+        assert not search.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -314,7 +276,7 @@ def test_one_query_is_computed_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "Page", lambda *_: SimpleNamespace(draw=draw))
     app = server.application([], tmp_path)
     view = next(route.endpoint for route in app.routes if route.path == "/")
-    request = SimpleNamespace(url=SimpleNamespace(path="/"), query_params={})
+    request = SimpleNamespace(url=SimpleNamespace(path="/"), query_params=server.QueryParams())
 
     async def all_at_once():
         return await asyncio.gather(*(view(request) for _ in range(4)))

@@ -36,10 +36,17 @@ def test_a_name_of_thousands_of_letters_is_cut(tmp_path):
     assert " object at 0x" not in str(caught.value)
 
 
-def test_a_photograph_that_grows_too_far_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("image", "share", "text"),
+    [
+        (Image.new("1", (1, 60_000)), 1, r"^it.png: 1 x 60000 pixels become more than .*; crop the image"),
+        (Image.effect_noise((64, 64), 90), 0.7, "^it.png: not a readable image"),
+    ],
+)
+def test_tall_and_damaged_photographs_leave_no_file(tmp_path, image, share, text):
     """1 x 60,000 pixels are a file of some 200 bytes, and 1.5 GB once the shorter side is resized."""
     file = io.BytesIO()
-    Image.new("1", (1, 60_000)).save(file, "PNG")
-    with pytest.raises(DataError, match=r"^tall.png: 1 x 60000 pixels become more than .*; crop the image"):
-        Uploads(tmp_path).keep(file, "tall.png")
+    image.save(file, "PNG")
+    with pytest.raises(DataError, match=text):
+        Uploads(tmp_path).keep(io.BytesIO(file.getvalue()[: int(share * file.tell())]), "it.png")
     assert [*tmp_path.iterdir()] == []

@@ -78,15 +78,16 @@ def test_a_mixed_use_names_the_remedy(indexed_run, few, command, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [empty, garbage, Path.unlink])
-def test_a_damaged_collection_of_features_stays_one(few, indexed_run, tmp_path, command, damage):
+@pytest.mark.parametrize("kind", [("--by", "features"), ("--size", 5)])
+def test_a_damaged_collection_stays_of_its_kind(few, indexed_run, tmp_path, command, damage, kind):
     store = ("--store", tmp_path / "store")
-    assert command("index", indexed_run, few[0], "--by", "features", *store).returncode == 0
+    before = json.loads(command("index", indexed_run, few[0], *kind, *store, "--json").stdout)
     damage(tmp_path / "store" / "images.sqlite")
     done = command("query", indexed_run, next(few[1].glob("*/*.png")), *store)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(" --by features\n")
+    assert done.stderr.endswith(f" {kind[0]} {kind[1]}\n")
     about = json.loads(command("index", indexed_run, few[0], "--json", *store).stdout)
-    assert about["by"] == "features"
+    assert (about["by"], about["size"]) == (before["by"], before["size"])
 
 
 def test_parts_of_features_are_not_indexed_as_embeddings(indexed_run, few, tmp_path, command):

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError
-from pml_ext_search.cluster.clusters import group
+from pml_ext_search.cluster.clusters import REST, group
 from pml_ext_search.collection.embedded import Embedded
 
 
@@ -44,6 +44,38 @@ def test_a_large_collection_is_clustered_by_a_sample(monkeypatch):
     assert grouping.method == "first neighbors of 90 images, drawn at random; the others by their nearest"
     assert sum(len(each.members) for each in grouping.clusters) == 900
     assert all(each.share == 1 for each in grouping.clusters)
+
+
+@pytest.mark.parametrize("chosen", [None, [*range(0, 91, 2)]])
+def test_small_groups_go_to_the_rest(chosen):
+    embedded = blobs([40, 30, 20, 1], spread=0.01)
+    whole = group(embedded, 4, chosen)
+    grouping = group(embedded, 4, chosen, min_size=11)
+    *groups, rest = grouping.clusters
+    assert groups == [each for each in whole.clusters if len(each.members) >= 11]
+    small = [each for each in whole.clusters if len(each.members) < 11]
+    assert (rest.number, grouping.rest) == (REST, len(rest.members))
+    assert rest.members == [member for each in small for member in sorted(each.members)]
+    assert rest.title.startswith(f"rest: {grouping.rest} image")
+    in_groups = np.isin(range(91), [member for each in groups for member in each.members])
+    assert (np.isfinite(grouping.distances) == in_groups).all()
+    assert ((grouping.numbers >= 0) == in_groups).all()
+
+
+def test_joined_groups_keep_the_smallest_number():
+    embedded = blobs([40, 30, 20, 10], spread=0.01)
+    whole = group(embedded, 4)
+    grouping = whole.joined([(2, 1), (1, 3)])
+    assert [(each.number, len(each.members)) for each in grouping.clusters] == [(1, 60), (0, 40)]
+    members = grouping.clusters[0].members
+    assert sorted(members) == [*range(40, 100)]
+    points = embedded.embeddings.numpy()
+    distances = np.linalg.norm(points - points[40:].mean(0), axis=1)
+    np.testing.assert_allclose(grouping.distances[members], np.sort(distances[40:]), atol=1e-5)
+    assert (grouping.numbers[40:] == 1).all()
+    for wrong in ((1, 4), (REST, 0), (2, 2)):
+        with pytest.raises(ConfigError, match="there are no such groups to join"):
+            whole.joined([wrong])
 
 
 def test_only_sheets_of_an_earlier_table_are_removed(make, few, tmp_path, monkeypatch):

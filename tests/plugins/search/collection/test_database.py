@@ -10,7 +10,7 @@ import pytest
 
 from pml_ext import load_run
 from pml_ext.errors import DataError, UnwritableError
-from pml_ext_search.collection.database import recorded_by
+from pml_ext_search.collection.database import recorded
 from pml_ext_search.collection.problems import StoreWarning
 
 from ..conftest import execute, flip, of_index, rows
@@ -85,7 +85,7 @@ def test_reading_a_collection_waits_for_another_process(make, images, tmp_path, 
         return real(*arguments, timeout=timeout, **settings)
 
     monkeypatch.setattr(sqlite3, "connect", connect)
-    assert recorded_by(tmp_path / "store") == "embeddings"
+    assert recorded(tmp_path / "store") == ("embeddings", None)
     assert waits == [600]
 
 

@@ -21,6 +21,7 @@ from pml_ext_search.trained import TrainedRun
         ("embed RUN FOLDER -o all.npz --store lancedb:TMP", "is filled by: pml-ext index"),
         ("embed RUN FOLDER -o all.txt", "-o all.txt: wanted a file that ends in .npz"),
         ("cluster RUN FOLDER --clusters 0", "--clusters 0: wanted 1 or more"),
+        ("cluster RUN FOLDER --min-size 0", "--min-size 0: wanted 1 or more"),
         ("cluster RUN FOLDER --clusters 2 -o FILE", "file is a file; type -o FOLDER"),
         ("cluster RUN TMP/nowhere --clusters 2", "nowhere: no such folder"),
         ("query RUN IMAGE --picture TMP", "is a folder; type --picture FILE"),

@@ -52,3 +52,21 @@ def test_other_numbers_of_clusters_are_suggested(command, indexed, folder, tmp_p
     text = " ".join(done.stdout.split())
     found = f"{len(told['clusters'])} clusters by first neighbors. For smaller or larger ones: "
     assert f"{found}--clusters {told['other_numbers'][0]}" in text
+
+
+def test_the_rest_is_marked_in_table_and_sheets(command, indexed, folder, tmp_path):
+    place = tmp_path / "clusters"
+    options = ("cluster", indexed[0].folder, folder, "--clusters", 30, "--min-size", 7, "-o", place)
+    told = json.loads(command(*options, "--json").stdout)
+    *groups, rest = told["clusters"]
+    assert [each["rest"] for each in told["clusters"]] == [False] * len(groups) + [True]
+    assert min(len(each["members"]) for each in groups) >= 7
+    with (place / "clusters.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["cluster"] == "rest"]
+    assert [(row["distance_to_center"], row["sheet"]) for row in rows] == [("", "cluster-rest.png")] * len(rows)
+    assert len(rows) == len(rest["members"])
+    assert rest["sheet"] == str(place / "cluster-rest.png")
+    shown = " ".join(command(*options).stdout.split())
+    assert f"{len(groups)} clusters by k-means; rest: {len(rows)} images in no group of 7 or more" in shown
+    command("cluster", indexed[0].folder, folder, "--clusters", 3, "-o", place)
+    assert not (place / "cluster-rest.png").exists()

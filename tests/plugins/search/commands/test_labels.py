@@ -7,21 +7,20 @@ import shutil
 import pytest
 from PIL import Image
 
-from pml_ext import load_run
 
-
-def misfiled(run, folder, place):
-    """A copy of the run and the folder, with the first 7 among the ones; and that file."""
-    copy = shutil.copytree(run, place / "run")
-    photos = shutil.copytree(folder, place / "photos")
+@pytest.fixture
+def misfiled(runs, folder, tmp_path, command):
+    """A run with an index of a copy of the folder, where the first 7 is among the ones; and that file."""
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    photos = shutil.copytree(folder, tmp_path / "photos")
     first = sorted((photos / "7").iterdir())[0]
     moved = first.rename(photos / "1" / first.name)
-    return copy, photos, f"1/{moved.name}"
-
-
-def test_labels_lists_and_writes_a_misfiled_image(runs, folder, tmp_path, command):
-    run, photos, wrong = misfiled(runs[0], folder, tmp_path)
     assert command("index", run, photos).returncode == 0
+    return run, f"1/{moved.name}"
+
+
+def test_labels_lists_and_writes_a_misfiled_image(misfiled, tmp_path, command):
+    run, wrong = misfiled
     table, sheet = tmp_path / "labels.csv", tmp_path / "labels.png"
     done = command("labels", run, "-n", 5, "--csv", table, "--sheet", sheet, "--json")
     found = json.loads(done.stdout)
@@ -36,9 +35,8 @@ def test_labels_lists_and_writes_a_misfiled_image(runs, folder, tmp_path, comman
     assert f"more similar to another class: {found['suspicious']} of 200 images" in shown
 
 
-def test_labels_refuses_a_table_without_groups(runs, folder, tmp_path, command):
-    run, photos, wrong = misfiled(runs[0], folder, tmp_path)
-    assert command("index", run, photos).returncode == 0
+def test_labels_refuses_a_table_without_groups(misfiled, tmp_path, command):
+    run, wrong = misfiled
     table = tmp_path / "groups.csv"
     assert (
         "no such file; wanted a table with the columns path and group"
@@ -50,14 +48,3 @@ def test_labels_refuses_a_table_without_groups(runs, folder, tmp_path, command):
     assert "1/nosuch.png: not indexed (1 of 1 paths)" in command("labels", run, "--groups", table).stderr
     table.write_text(f"path,group\n{wrong},a\n")
     assert command("labels", run, "--groups", table, "--json").returncode == 0
-
-
-@pytest.mark.filterwarnings("ignore::pml_ext_search.embedding.embedding.SkippedImage")
-def test_a_loaded_run_finds_the_misfiled_image(runs, folder, tmp_path):
-    run, photos, wrong = misfiled(runs[0], folder, tmp_path)
-    trained = load_run(run, "cpu")
-    trained.index(photos)
-    found = trained.suspicious_labels()
-    place = found.paths.index(wrong)
-    assert (found.classes[place], found.likely[place]) == ("1", "7")
-    assert found.margins[place] > 0

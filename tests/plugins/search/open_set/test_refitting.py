@@ -34,8 +34,9 @@ def vectors_run(tmp_path_factory):
     return place
 
 
-def test_a_head_of_all_items_is_the_runs(vectors_run):
-    run = load_run(vectors_run / "run", "cpu")
+@pytest.mark.parametrize("size", [None, 3])
+def test_a_head_of_all_items_is_the_runs(vectors_run, tmp_path, size):
+    run = load_run(vectors_run / "run", "cpu", store=tmp_path / "store", size=size)
     run.index(vectors_run / "known.npz")
     embedded = run.indexed_images()
     refit = refit_of(run.search_index, run.recipe)
@@ -43,6 +44,7 @@ def test_a_head_of_all_items_is_the_runs(vectors_run):
     labels = np.unique(embedded.classes, return_inverse=True)[1]
     with torch.no_grad():
         found = normalize(refit.fit(features, labels)(features))
+    assert found.shape[1] == (size or 8)
     torch.testing.assert_close(found, embedded.embeddings, atol=1e-4, rtol=0)
     with pytest.warns(UserWarning, match="left out in 7 folds, each with a refitted head"):
         run.calibrate(0.1)

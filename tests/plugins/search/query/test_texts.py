@@ -77,6 +77,14 @@ def test_features_beside_a_head_follow_the_index(photos, tmp_path):
     assert "new.png" in run.query_texts(["car"], k=13)[0].paths
 
 
+def test_texts_are_compared_with_whole_features(photos, tmp_path):
+    saved_pair(tmp_path / "pair")
+    fit(photos, out=tmp_path / "run", device="cpu", trunk=str(tmp_path / "pair"))
+    run = load_run(tmp_path / "run", "cpu", store=tmp_path / "short", size=5)
+    run.index(photos)
+    assert run.query_texts(TEXTS, k=12) == load_run(tmp_path / "run", "cpu").query_texts(TEXTS, k=12)
+
+
 def test_the_command_prints_answers_to_texts(photos, tmp_path, capsys):
     saved_pair(tmp_path / "pair")
     fit(photos, out=tmp_path / "run", device="cpu", trunk=str(tmp_path / "pair"))
