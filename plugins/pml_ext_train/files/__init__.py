@@ -23,6 +23,7 @@ from .checksums import (
     sha256_of as sha256_of,
     write_sums as write_sums,
 )
+from .moving import free_name as free_name, free_names as free_names, rename_file as rename_file
 from .stat import (
     MISSING as MISSING,
     FileStat as FileStat,
@@ -30,7 +31,6 @@ from .stat import (
     composed as composed,
     doubt_about as doubt_about,
     file_stat as file_stat,
-    free_name as free_name,
     is_inside as is_inside,
     path_bytes as path_bytes,
     utf8_of as utf8_of,

@@ -66,13 +66,3 @@ def doubt_about(names: Iterable[str]) -> str:
         if twin != name:
             return f"the classes {twin!r} and {name!r} differ only in case or blanks; if they are the same, rename one"
     return ""
-
-
-def free_name(target: Path) -> Path:
-    """A path that does not exist yet: ``photo.jpg``, else ``photo-2.jpg`` and so on."""
-    number = 2
-    free = target
-    while os.path.lexists(free):
-        free = target.with_name(f"{target.stem}-{number}{target.suffix}")
-        number += 1
-    return free
