@@ -23,7 +23,14 @@ from .checksums import (
     sha256_of as sha256_of,
     write_sums as write_sums,
 )
-from .moving import free_name as free_name, free_names as free_names, rename_file as rename_file
+from .moving import (
+    first_part as first_part,
+    first_parts as first_parts,
+    free_name as free_name,
+    free_names as free_names,
+    free_part as free_part,
+    rename_file as rename_file,
+)
 from .stat import (
     MISSING as MISSING,
     FileStat as FileStat,

@@ -7,18 +7,38 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 
-def free_name(target: Path, taken: Collection[Path] = ()) -> Path:
+def free_name(target: Path) -> Path:
     """A path that does not exist yet: ``photo.jpg``, else ``photo-2.jpg`` and so on."""
-    return free_names(target.parent, target.stem, [target.suffix], taken)[0]
+    return free_names(target.parent, target.stem, [target.suffix])[0]
 
 
-def free_names(folder: Path, stem: str, endings: Sequence[str], taken: Collection[Path] = ()) -> list[Path]:
-    """Paths of files with one stem, none of which exists or is ``taken``: with the same number, if one is needed."""
+def free_names(folder: Path, stem: str, endings: Sequence[str]) -> list[Path]:
+    """Paths of files with one stem that do not exist yet, with the same number if one is needed."""
     free = [folder / f"{stem}{ending}" for ending in endings]
     number = 1
-    while any(path in taken or os.path.lexists(path) for path in free):
+    while any(map(os.path.lexists, free)):
         number += 1
         free = [folder / f"{stem}-{number}{ending}" for ending in endings]
+    return free
+
+
+def first_part(name: str) -> str:
+    """A file's name up to its first dot, which a photograph and its companions share."""
+    return name[:1] + name[1:].partition(".")[0]
+
+
+def first_parts(folder: Path) -> set[str]:
+    """The first parts of the names in a folder, without case."""
+    return {first_part(name).casefold() for name in os.listdir(folder)} if folder.is_dir() else set()
+
+
+def free_part(part: str, taken: Collection[str]) -> str:
+    """A first part of a name, with a number if it is taken."""
+    number = 1
+    free = part
+    while free.casefold() in taken:
+        number += 1
+        free = f"{part}-{number}"
     return free
 
 
