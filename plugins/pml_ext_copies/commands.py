@@ -241,6 +241,8 @@ def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run:
     else:
         done = move_copies(found, move, roots)
         lines = [f"{counted(done.files, 'image')} moved to {printable(str(move))}: {done.space:,} bytes"]
+        if done.companions:
+            lines[0] += f", with {counted(done.companions, 'file')} of the same name"
     lines += _left(done)
     if run is not None and move is not None and done.files:
         lines.append(f"the index still lists the moved images; type: pml-ext index {run}")

@@ -8,12 +8,22 @@ import errno
 import filecmp
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pml_ext.errors import ConfigError, DataError, UnwritableError
-from pml_ext_train.files import DamagedError, FileStat, file_stat, free_name, locked_folder, read_json, write_json
+from pml_ext_train.data import Companions
+from pml_ext_train.files import (
+    DamagedError,
+    FileStat,
+    file_stat,
+    free_names,
+    locked_folder,
+    read_json,
+    rename_file,
+    write_json,
+)
 
 from .groups import Duplicates
 
@@ -27,6 +37,7 @@ class SetAside:
 
     files: int = 0
     space: int = 0  # bytes that they took
+    companions: int = 0  # files that were moved along
     left: list[str] = dataclasses.field(default_factory=list)  # why each other copy was left as it was
 
 
@@ -40,6 +51,15 @@ class _Planned(NamedTuple):
     kept_size: int
     kept_changed: int
     target: str  # below the folder of moved copies
+    companions: Mapping[str, Sequence[str]] = {}  # names in the copy's folder, each with all images that share it
+
+    def companion_paths(self, root: Path, target: Path) -> Iterator[tuple[Path, Path, list[Path]]]:
+        """The path of each companion, its path when it is moved along, and the images that share it."""
+        copy = root / self.copy
+        moved = target / self.target
+        for name, sharing in self.companions.items():
+            beside = moved.with_name(moved.stem + name.removeprefix(copy.stem))
+            yield copy.with_name(name), beside, [copy.with_name(other) for other in sharing]
 
 
 @dataclasses.dataclass
@@ -117,6 +137,7 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
     root = Path(os.path.realpath(roots[0]))
     _check_apart(folder, roots)
     images = []
+    companions = Companions()
     links = {}  # symbolic links to images of the groups, and whether each is a copy
     for group in found.groups:
         kept = str(group.keep.file.absolute())
@@ -126,8 +147,9 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
                     links[name] = not group.keeps(copy)
                 elif not group.keeps(copy):
                     place = (Path(os.path.realpath(name.parent)) / name.name).relative_to(root)
-                    planned = str(free_name(target / place).relative_to(target))
-                    images.append(_Planned(str(place), *copy.stat, kept, *group.keep.stat, planned))
+                    along = companions.of(name)
+                    planned = _free_target(target, place, along)
+                    images.append(_Planned(str(place), *copy.stat, kept, *group.keep.stat, planned, along))
     done = SetAside()
     if images:
         with _locked([*roots, folder]):
@@ -149,6 +171,12 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
         elif is_copy:
             done.left.append(f"{link} is a symbolic link")
     return done
+
+
+def _free_target(target: Path, copy: Path, companions: Iterable[str]) -> str:
+    """A path below ``target`` that is free for a copy and for its companions."""
+    endings = [copy.suffix, *(name.removeprefix(copy.stem) for name in companions)]
+    return str(free_names((target / copy).parent, copy.stem, endings)[0].relative_to(target))
 
 
 def finish_moves(folder: Path, roots: Sequence[Path]) -> SetAside:
@@ -178,14 +206,22 @@ def _carry_out(moves: Sequence[_Move], move: _Move, target: Path, done: SetAside
             kept = Path(image.kept)
             kept_stat = (image.kept_size, image.kept_changed)
             while not (reason := _why_left(copy, stat, kept, kept_stat)) and not _moved(copy, place):
-                place = free_name(target / image.copy)
-                move.images[number] = image._replace(target=str(place.relative_to(target)))
+                image = image._replace(target=_free_target(target, Path(image.copy), image.companions))
+                place = target / image.target
+                move.images[number] = image
                 _write(target, moves)
             if reason:
                 done.left.append(reason)
                 continue
         done.files += 1
         done.space += image.size
+        for companion, beside, sharing in image.companion_paths(Path(move.root), target):
+            if any(map(os.path.lexists, sharing)):
+                continue  # it stays with the others
+            if _moved(companion, beside):
+                done.companions += 1
+            elif companion.exists():
+                done.left.append(f"{companion} stays there, since {beside} is taken")
     move.finished = True
     move.images = [image for image in move.images if (target / image.target).exists()]
     _write(target, moves)
@@ -219,18 +255,23 @@ def move_back(folder: Path, root: Path) -> SetAside:
 
 
 def _is_back(image: _Planned, move: _Move, target: Path, done: SetAside) -> bool:
-    """Move an image back; True if it is back, or gone."""
+    """Move an image and its companions back; True if nothing of it stays."""
     copy = Path(move.root, image.copy)
     moved = target / image.target
     if not moved.exists():
         if not copy.exists():
             done.left.append(f"{moved} is gone")
-        return True
-    if not _moved(moved, copy):
+    elif _moved(moved, copy):
+        done.files += 1
+    else:
         done.left.append(f"{moved} stays there, since {copy} is taken")
         return False
-    done.files += 1
-    return True
+    taken = []
+    for companion, beside, _ in image.companion_paths(Path(move.root), target):
+        if beside.exists() and not _moved(beside, companion):
+            taken.append(f"{beside} stays there, since {companion} is taken")
+    done.left += taken
+    return not taken
 
 
 def _moved(source: Path, target: Path) -> bool:
@@ -250,7 +291,7 @@ def _moved(source: Path, target: Path) -> bool:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            return _renamed(source, target)
+            return rename_file(source, target)
         source.unlink()
     except OSError as error:
         raise UnwritableError(
@@ -263,20 +304,6 @@ def _is_second_name(source: Path, target: Path) -> bool:
     if source.stat().st_nlink == 1 or source.parent.samefile(target.parent):
         return False
     return target.exists() and source.samefile(target)
-
-
-def _renamed(source: Path, target: Path) -> bool:
-    """Rename a file where hard links are impossible; an empty file reserves the name."""
-    try:
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return False
-    try:
-        os.replace(source, target)
-    except OSError:
-        target.unlink()
-        raise
-    return True
 
 
 def _check_apart(folder: Path, roots: Iterable[Path]) -> None:

@@ -149,6 +149,19 @@ class Collection(Database):
             current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?)", values)
         return dict(zip(paths, range(first, first + len(vectors)), strict=True))
 
+    def rename(self, moved: Mapping[bytes, bytes]) -> None:
+        """Keep the embeddings of moved files under their new paths."""
+        with self.transaction(write=True) as current:
+            connection = current.connection
+            query = "SELECT path, size, time, vector, crc FROM embedded WHERE path = ?"
+            rows = [row for path in moved for row in connection.execute(query, (path,))]
+            connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in moved])
+            for path, size, time, vector, crc in rows:
+                if current.is_intact(vector, crc, path, size, time):
+                    new = moved[path]
+                    values = (new, size, time, vector, crc_of(current.vectors[vector].data, new, size, time))
+                    connection.execute("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?)", values)
+
     def append_vectors(self, vectors: Vectors) -> int:
         """Write vectors, ``[N, D]``; return the number of the first."""
         with self.transaction(write=True) as current:

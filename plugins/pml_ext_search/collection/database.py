@@ -340,7 +340,11 @@ class Database:
 
     def index_command(self, *arguments: str) -> str:
         """The command ``index`` for this collection, with further arguments."""
-        command = ["pml-ext", "index", str(self.run), *arguments]
+        return self.command_of("index", *arguments)
+
+    def command_of(self, name: str, *arguments: str) -> str:
+        """A command for this collection, with further arguments."""
+        command = ["pml-ext", name, str(self.run), *arguments]
         if not self.is_in_run:
             command += ["--store", str(self.place)]
         if self.by != "embeddings":

@@ -118,6 +118,12 @@ def why_stale(calibration: Calibration, identity: str, embedded: Embedded) -> st
     return f"the enrolled images have changed: {len(embedded.paths)} now, {calibration.images} with a class then"
 
 
+def is_out_of_date(place: Path, identity: str, embedded: Embedded) -> bool:
+    """Whether a collection's folder has a threshold that has to be calibrated again."""
+    kept = read_calibration(place)
+    return kept is not None and bool(why_stale(kept, identity, embedded))
+
+
 TrainedClasses = Callable[[Sequence[str]], set[str]]
 """A function from names of classes to those that a network was trained on."""
 

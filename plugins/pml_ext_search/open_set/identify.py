@@ -31,6 +31,7 @@ from .calibration import (
     why_stale,
     write_calibration,
 )
+from .class_moves import former_names
 from .measured_threshold import record
 from .open_set import NEAREST, Nearest, metrics_of
 from .refitting import refit_of
@@ -137,7 +138,8 @@ class Identifier:
             self._say(line)
         collection = self._index.collection
         asked = Wanted(rate, nearest or "center", strict=far is not None)
-        trained = functools.partial(trained_classes, self._run, collection.by)
+        former = former_names(self._root)
+        trained = functools.partial(trained_classes, self._run, collection.by, former=former)
         refit = None if self._run is None else refit_of(self._index, self._run.recipe)
         enrolled = Enrolled(self._embedded, shared)
         found = calibrated(enrolled, collection.identity, collection.by, asked, trained, others, refit)

@@ -15,6 +15,7 @@ with needs_extra("train", "a data set"):
         NamedTransform as NamedTransform,
         torchvision_transforms as torchvision_transforms,
     )
+    from .companions import Companions as Companions, companions_in as companions_in
     from .digits import digits as digits, digits_unseen as digits_unseen
     from .folder import (
         SPLIT_FOLDERS as SPLIT_FOLDERS,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pml_ext.errors import DataError
 
 from ..files import FileStat
+from .companions import companions_in
 from .reading import IMAGE_ENDINGS
 
 CLUSTERS_TABLE = "clusters.csv"  # written by pml-ext cluster, beside its contact sheets
@@ -73,7 +74,7 @@ def list_folder(folder: Path) -> Listing:
 
 
 def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """Visible entries of a folder with their paths, last first, without our own files."""
+    """Visible entries of a folder with their paths, last first, without our own files and companions."""
     place = listing.folder / inside
     prefix = f"{inside}/" if inside else ""
     system_folders: list[Path] = []
@@ -90,8 +91,13 @@ def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]
         why = "the table of pml-ext cluster; its contact sheets are not read as images"
         listing.others[prefix + CLUSTERS_TABLE] = f"{place / CLUSTERS_TABLE}: {why}"
         entries = {name: entry for name, entry in entries.items() if name not in {CLUSTERS_TABLE, *sheets}}
+    companions: set[str] = set().union(*companions_in(entries).values())
     ordered = sorted(entries.items(), reverse=True)
-    return [(prefix + name, entry) for name, entry in ordered]
+    return [
+        (prefix + name, entry)
+        for name, entry in ordered
+        if name not in companions or not entry.is_file(follow_symlinks=False)
+    ]
 
 
 def _no_image(entry: os.DirEntry[str]) -> str:

@@ -23,6 +23,14 @@ from .checksums import (
     sha256_of as sha256_of,
     write_sums as write_sums,
 )
+from .moving import (
+    first_part as first_part,
+    first_parts as first_parts,
+    free_name as free_name,
+    free_names as free_names,
+    free_part as free_part,
+    rename_file as rename_file,
+)
 from .stat import (
     MISSING as MISSING,
     FileStat as FileStat,
@@ -30,7 +38,6 @@ from .stat import (
     composed as composed,
     doubt_about as doubt_about,
     file_stat as file_stat,
-    free_name as free_name,
     is_inside as is_inside,
     path_bytes as path_bytes,
     same_names as same_names,

@@ -77,13 +77,3 @@ def same_names(names: Iterable[str], recorded: Iterable[str]) -> set[str]:
 
 def _words_of(name: str) -> str:
     return re.sub(r"[\W_]+", " ", name.casefold()).strip()
-
-
-def free_name(target: Path) -> Path:
-    """A path that does not exist yet: ``photo.jpg``, else ``photo-2.jpg`` and so on."""
-    number = 2
-    free = target
-    while os.path.lexists(free):
-        free = target.with_name(f"{target.stem}-{number}{target.suffix}")
-        number += 1
-    return free

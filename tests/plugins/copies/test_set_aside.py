@@ -191,6 +191,49 @@ def test_a_killed_move_goes_on_with_its_choice(folder, aside, monkeypatch, name,
     assert tree(folder) == before
 
 
+def along(folder):
+    """Write companions of two copies and of the image that is kept."""
+    for name in ("sub/b.png.xmp", "sub/b.MOV", "0.xmp"):
+        (folder / name).write_text(name)
+
+
+@pytest.mark.parametrize(("name", "calls"), [("", 0), ("link", 1), ("link", 2), ("link", 3)])
+def test_companions_are_moved_along_and_back(folder, aside, monkeypatch, name, calls):
+    along(folder)
+    (aside / "sub").mkdir(parents=True)
+    (aside / "sub" / "b.MOV").write_text("of somebody")
+    before = tree(folder)
+    found = find_duplicates(files_of(folder))
+    if name:
+        interrupted(monkeypatch, name, lambda: move_copies(found, aside, [folder]), calls)
+        done = finish_moves(aside, [folder])
+    else:
+        done = move_copies(found, aside, [folder])
+        assert done.companions == 2
+    assert (done.files, done.left) == (3, [])
+    names = {"b-2.png", "b-2.png.xmp", "b-2.MOV", "b.MOV", "small.jpg", ODD}
+    assert {*tree(aside)} == {f"sub/{name}" for name in names}
+    assert (aside / "sub" / "b-2.MOV").read_text() == "sub/b.MOV"
+    (folder / "sub" / "b.MOV").write_text("new")
+    assert "b.MOV is taken" in move_back(aside, folder).left[0]
+    (folder / "sub" / "b.MOV").unlink()
+    assert move_back(aside, folder).left == []
+    assert (tree(folder), tree(aside)) == (before, {"sub/b.MOV": b"of somebody"})
+
+
+def test_companions_stay_with_an_image_that_stays(folder, aside):
+    along(folder)
+    photograph(2).resize((8, 8)).save(folder / "sub" / "b.jpg")
+    assert move_copies(find_duplicates(files_of(folder), 1e-9), aside, [folder]).companions == 1
+    assert (folder / "sub" / "b.MOV").exists()
+    assert (aside / "sub" / "b.png.xmp").exists()
+    shutil.copy(folder / "sub" / "b.jpg", folder / "other.jpg")
+    assert move_copies(find_duplicates(files_of(folder), 1e-9), aside, [folder]).companions == 1
+    assert (aside / "sub" / "b.MOV").exists()
+    move_back(aside, folder)
+    assert {"sub/b.MOV", "sub/b.png.xmp"} <= {*tree(folder)}
+
+
 @pytest.mark.parametrize(
     "place",
     ["images", "images/sub/aside", "to images/aside", "images/link out", "images/../images/new", ".", "link in"],
@@ -254,6 +297,7 @@ def test_a_damaged_list_of_moves_is_an_error(folder, aside):
 def test_random_kills_lose_and_double_nothing(folder, aside):
     """60 kills of moves, links and undos, alone and two at once, each with a choice of its own."""
     shutil.copy(folder / "1.png", folder / "sub" / "1.png")
+    along(folder)
     before = tree(folder)
     draw = random.Random(0)
     works = {

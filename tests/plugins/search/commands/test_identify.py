@@ -1,6 +1,7 @@
 """``pml-ext identify`` and ``enroll``: what is printed, as text and JSON."""
 
 import json
+import shlex
 import shutil
 
 import pytest
@@ -47,9 +48,29 @@ def test_calibrating_identifying_scoring_and_enrolling(command, identified):
 
     enrolled = command("enroll", run, place / "others" / "séal 7", "--as", "Séal 7")
     assert "Séal 7 enrolled" in enrolled.stdout
+    assert "the threshold of known or new is out of date; type: pml-ext identify" in enrolled.stderr
     assert "to undo: rm -- " in enrolled.stdout
     again = json.loads(command("enroll", run, place / "others" / "séal 7", "--as", "Séal 7", "--json").stdout)
     assert again["copied"] == []
     assert again["changes"]["new"] == 0
     after = command("identify", run, photographs[0], "--json")
     assert "known or new is calibrated again: the enrolled images have changed" in after.stderr
+
+
+def test_changes_of_classes_print_how_to_undo_them(command, identified):
+    run, place = identified
+    command("index", run, place / "others")
+    photographs = sorted((place / "others" / "séal 7").glob("*.png"))
+    changed = command("enroll", run, "--join", "séal 7", "séal 8")
+    assert f"{len(photographs)} photographs of séal 7 moved to" in changed.stdout
+    undo = changed.stdout.strip().rpartition("to undo: pml-ext ")[2]
+    assert shlex.split(undo) == ["enroll", str(run), "--undo", "1"]
+    undone = json.loads(command(*shlex.split(undo), "--json").stdout)
+    assert (undone["old"], undone["new"], undone["photographs"]) == ("séal 8", "séal 7", len(photographs))
+    assert sorted((place / "others" / "séal 7").glob("*.png")) == photographs
+    for arguments, text in (
+        ([], "no class is named; type: pml-ext enroll"),
+        (["--remove", "séal 7", "--as", "séal 7"], "--undo and PHOTO --as NAME exclude each other"),
+        (["--rename", "séal 7", "séal 8"], "exists; to join the two, type: pml-ext enroll"),
+    ):
+        assert text in " ".join(command("enroll", run, *arguments).stderr.split())

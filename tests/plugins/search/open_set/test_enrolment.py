@@ -12,19 +12,7 @@ from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_search.collection.class_folders import ClassFolders
 from pml_ext_search.embedding.embedding import ImageEmbedder
-from pml_ext_search.open_set.enrolment import _folder_of
-
-from ..conftest import write_digits
-
-
-@pytest.fixture
-def enrolling(runs, tmp_path):
-    """A run with an index of its own folder, and photographs to enroll."""
-    run = load_run(shutil.copytree(runs[0], tmp_path / "run", ignore=lambda *_: ["collection"]), "cpu")
-    write_digits(tmp_path / "images", range(20))
-    write_digits(tmp_path / "photographs", range(100, 104))
-    run.index(tmp_path / "images")
-    return run, tmp_path / "images", sorted((tmp_path / "photographs").rglob("*.png"))
+from pml_ext_search.open_set.enrolled_folder import folder_of
 
 
 def test_enrolled_photographs_are_indexed_once(enrolling):
@@ -92,7 +80,7 @@ def test_names_of_one_reading_are_one_class(made, typed, enrolling):
 def test_names_that_nearly_agree_ask_before_copying(typed, enrolling):
     run, images, files = enrolling
     run.enroll(files[:1], "Zo\u00eb")
-    with pytest.raises(ConfigError, match="nothing is copied.*type its name, or first: mkdir -p") as error:
+    with pytest.raises(ConfigError, match="reads nearly the same; type its name, or first: mkdir -p") as error:
         run.enroll(files[1:2], typed)
     assert len([path for path in images.iterdir() if "z" in path.name.lower()]) == 1
     subprocess.run(str(error.value).partition("or first: ")[2], shell=True, check=True)
@@ -110,6 +98,28 @@ def test_equal_names_of_other_photographs_are_kept_apart(enrolling, tmp_path):
     hidden = shutil.copy(files[3], tmp_path / ".hidden.png")
     assert run.enroll([hidden], "seal").copied == ["seal/hidden.png"]
     assert run.indexed_images().classes.count("seal") == 4
+
+
+def test_companions_are_copied_with_their_photograph(enrolling, tmp_path):
+    run, images, files = enrolling
+    (images / "seal").mkdir()
+    shutil.copy(images / "0" / "0000.png", images / "seal" / "IMG_1.PNG")
+    shutil.copy(files[0], tmp_path / "IMG_1.png")
+    for name in ("IMG_1.CR3", "IMG_1.png.xmp", "IMG_1.txt"):
+        (tmp_path / name).write_text(name)
+    names = ["seal/IMG_1-2.CR3", "seal/IMG_1-2.png.xmp"]
+    given = [tmp_path / name for name in ("IMG_1.png.xmp", "IMG_1.png")]
+    done = run.enroll(given, "seal")
+    assert (done.copied, done.companions) == (["seal/IMG_1-2.png"], names)
+    assert [(images / name).read_text() for name in names] == ["IMG_1.CR3", "IMG_1.png.xmp"]
+    assert all(name in done.undo for name in names)
+    (images / names[0]).unlink()  # as after a kill
+    (images / names[1]).write_text("of somebody")
+    again = run.enroll(given, "seal")
+    assert (again.copied, again.companions, (images / names[1]).read_text()) == ([], names[:1], "of somebody")
+    (tmp_path / "IMG_1.png").unlink()
+    with pytest.raises(DataError, match="IMG_1.png.xmp"):
+        run.enroll(given[:1], "seal")
 
 
 def test_a_repeated_call_finishes_a_killed_enrolment(enrolling, monkeypatch):
@@ -146,15 +156,15 @@ def test_a_repeated_call_finishes_a_killed_enrolment(enrolling, monkeypatch):
 )
 def test_names_unfit_for_a_class_folder_are_refused(name, text):
     with pytest.raises(ConfigError, match=text):
-        _folder_of(name, ClassFolders())
+        folder_of(name, ClassFolders(), "--as")
 
 
 def test_names_go_where_the_index_reads_them():
-    assert _folder_of("seal", ClassFolders(below_splits=True)) == "test/seal"
-    assert _folder_of("Greek/alpha", ClassFolders(levels=None)) == "Greek/alpha"
-    assert _folder_of("a/b", ClassFolders(levels=2)) == "a/b"
+    assert folder_of("seal", ClassFolders(below_splits=True), "--as") == "test/seal"
+    assert folder_of("Greek/alpha", ClassFolders(levels=None), "--as") == "Greek/alpha"
+    assert folder_of("a/b", ClassFolders(levels=2), "--as") == "a/b"
     with pytest.raises(ConfigError, match="wanted a name"):
-        _folder_of("a/b/c", ClassFolders(levels=2))
+        folder_of("a/b/c", ClassFolders(levels=2), "--as")
 
 
 def test_nothing_is_copied_unless_all_can_be_read(enrolling, tmp_path):

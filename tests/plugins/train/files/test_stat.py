@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pml_ext_train.files.stat import MISSING, as_spelled, composed, doubt_about, file_stat, free_name, path_bytes
+from pml_ext_train.files.stat import MISSING, as_spelled, composed, doubt_about, file_stat, path_bytes
 
 
 def test_a_changed_file_has_another_stat(tmp_path):
@@ -45,11 +45,3 @@ def test_names_that_differ_in_case_are_doubtful():
         "the classes 'Luna' and 'luna ' differ only in case or blanks"
     )
     assert doubt_about(["Luna", "Luna", "Lunar", ""]) == ""
-
-
-def test_a_taken_name_gets_a_number(tmp_path):
-    photo = tmp_path / "a.b.jpg"
-    assert free_name(photo) == photo
-    photo.touch()
-    (tmp_path / "a.b-2.jpg").symlink_to("gone")  # a broken link also takes a name
-    assert free_name(photo) == tmp_path / "a.b-3.jpg"

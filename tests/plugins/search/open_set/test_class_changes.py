@@ -1,0 +1,239 @@
+"""Enrolled classes that are renamed, joined, removed and undone: files move, and nothing is embedded or lost."""
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import unicodedata
+
+import pytest
+import torch
+
+from pml_ext import load_run
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_search.embedding.embedding import ImageEmbedder
+from pml_ext_search.open_set.class_changes import REMOVED, change_class, undo_change
+from pml_ext_search.open_set.class_moves import JOURNAL, former_names, read_moves
+
+CHANGES = [("--rename", "1", "Zoë 1"), ("--join", "1", "2"), ("--remove", "1")]
+
+
+def tree(place):
+    """The files below a folder, hidden ones too, without those of the command: bytes by path."""
+    found = {}
+    for path in place.rglob("*"):
+        name = path.relative_to(place).as_posix()
+        if JOURNAL not in name and name != ".lock" and (path.is_file() or path.is_symlink()):
+            found[name] = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+    return found
+
+
+def indexed(run):
+    embedded = run.indexed_images()
+    about = zip(embedded.classes, map(tuple, embedded.embeddings.tolist()), strict=True)
+    return dict(zip(embedded.paths, about, strict=True))
+
+
+@pytest.fixture
+def changing(enrolling, monkeypatch):
+    """A run that embeds only what comes back from a removed class, the folder of its classes, and all files in it."""
+    run, images, _ = enrolling
+    shutil.copy(images / "1" / "0001.png", images / "2" / "0001.png")
+    for place in ("1", "2"):
+        (images / place / "0001.CR2").write_text(f"raw {place}")
+    (images / "1" / "below").mkdir()
+    shutil.copy(images / "3" / "0003.png", images / "1" / "below")
+    (images / "1" / ".hidden").write_text("hidden")
+    (images / "1" / "link.png").symlink_to("../3/0003.png")
+    run.index()
+    real = ImageEmbedder.batches_of
+
+    def refuse(self, files, *arguments):
+        assert not files or any(not move.new for move in read_moves(images))
+        return real(self, files, *arguments)
+
+    monkeypatch.setattr(ImageEmbedder, "batches_of", refuse)
+    return run, images, tree(images)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change[0])
+def test_a_change_moves_all_files_and_is_undone(change, changing):
+    run, images, before = changing
+    at_first = indexed(run)
+    done = change_class(run.search_index, *change)
+    new = {"--rename": "Zoë 1", "--join": "2", "--remove": f"{REMOVED}/1"}[change[0]]
+    assert (done.photographs, done.folder, done.missing) == (4, str(images / new), 0)
+    assert not (images / "1").exists()
+    after = tree(images)
+    assert sorted(after.values()) == sorted(before.values())
+    assert after[f"{new}/below/0003.png"] == before["1/below/0003.png"]
+    number = "-2" if change[0] == "--join" else ""
+    assert after[f"{new}/0001{number}.CR2"] == b"raw 1"
+    assert after[f"{new}/0001{number}.png"] == before["1/0001.png"]
+    classes = [name for name, _ in indexed(run).values()]
+    kept = {"--rename": "Zoë 1", "--join": "2"}.get(change[0], "")
+    moved = sum(name == "1" for name, _ in at_first.values())
+    there = sum(name == kept for name, _ in at_first.values())
+    assert (classes.count("1"), classes.count(kept), len(classes)) == (
+        0,
+        (there + moved) if kept else 0,
+        done.images,
+    )
+    assert change_class(run.search_index, *change) == done  # after a kill, the same command again
+    assert done.undo == f"to undo: pml-ext enroll {run.folder} --undo 1"
+    back = undo_change(run.search_index, 1)
+    assert undo_change(run.search_index, 1) == back
+    assert (tree(images), indexed(run)) == (before, at_first)
+    assert not (images / REMOVED).exists()
+    undo_change(run.search_index, 2)
+    assert tree(images) == after
+
+
+def test_former_names_of_trained_classes_count(changing):
+    run, images, _ = changing
+    run.loaded.description.class_names = ["1"]
+    assert run.calibrate().other_classes == 9
+    for change in (("--rename", "1", "one"), ("--rename", "one", "ein"), ("--join", "ein", "2")):
+        change_class(run.search_index, *change)
+    former = former_names(images)
+    assert (former["one"], former["ein"], former["2"]) == ({"1"}, {"1", "one"}, {"1", "one", "ein"})
+    undo_change(run.search_index, 3)
+    assert run.calibrate().other_classes == 8  # of 10, without ein and 2
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (("--rename", "Seal", "x"), "--rename Seal: no class 'Seal'; nearest: seal"),
+        (("--join", "seal", "3x"), "--join seal 3x: no class '3x'; nearest: 3"),
+        (("--join", "seal", "seal"), "this is one class"),
+        (("--rename", "seal", "3"), "3 exists; to join the two, type: pml-ext enroll .* --join seal 3"),
+        (("--rename", "seal", "file"), "file exists; to join"),
+        (("--rename", "seal", "a/b"), "--rename 'a/b': .*wanted a name without /"),
+        (("--rename", "seal", ""), "--rename '': wanted the name"),
+        (("--rename", "3", "SEAL"), "--rename 'SEAL': the class 'seal' reads nearly the same; type its name, or first"),
+        (("--rename", "seal", "Seal"), "names differ only in case here; type a third name first, then Seal"),
+    ],
+)
+def test_unsuitable_changes_are_refused_before_moving(change, text, changing):
+    run, images, _ = changing
+    change_class(run.search_index, "--rename", "1", "seal")
+    (images / "file").touch()
+    if change[-1] == "Seal":
+        (images / "Seal").symlink_to("seal")  # as where names have no case
+    before = tree(images)
+    with pytest.raises(ConfigError, match=text):
+        change_class(run.search_index, *change)
+    assert tree(images) == before
+
+
+def test_the_last_class_and_unknown_changes_are_refused(changing):
+    run, images, _ = changing
+    with pytest.raises(ConfigError, match="--undo 1: there is no such change; 0 were made so far"):
+        undo_change(run.search_index, 1)
+    for name in "123456789":
+        change_class(run.search_index, "--remove", name)
+    with pytest.raises(ConfigError, match="no other photograph is indexed"):
+        change_class(run.search_index, "--remove", "0")
+    shutil.move(images / REMOVED / "1" / "0001.png", images / "0" / "moved.png")
+    assert undo_change(run.search_index, 1).missing == 1
+    undo_change(run.search_index, 2)
+    with pytest.raises(DataError, match="--undo 1: its photographs have been moved since"):
+        undo_change(run.search_index, 1)
+    (images / JOURNAL).write_text("{")
+    with pytest.raises(DataError, match="damaged .*rename it, and earlier changes"):
+        change_class(run.search_index, "--rename", "0", "x")
+
+
+def test_classes_in_splits_and_spellings_move_whole(enrolling):
+    run, images, _ = enrolling
+    decomposed = unicodedata.normalize("NFD", "Zoë")
+    for place in ("train/1", f"test/{decomposed}", "test/Zoë", "val/Zoë", "train/2"):
+        (images.parent / "split" / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(images / "1", images.parent / "split" / place)
+    images = images.parent / "split"
+    run.index(images)
+    assert change_class(run.search_index, "--join", decomposed, "1").photographs == 6
+    assert {"test/1/0001.png", "test/1/0001-2.png", "val/1/0001.png"} < {*tree(images)}
+    assert set(run.indexed_images().classes) == {"1", "2"}
+    change_class(run.search_index, "--remove", "2")
+    with pytest.raises(ConfigError, match="--remove 1: no other photograph is indexed"):
+        change_class(run.search_index, "--remove", "1")
+    undo_change(run.search_index, 1)
+    change_class(run.search_index, "--rename", "1", "one")
+    with pytest.raises(ConfigError, match="train and test would not both have photographs"):
+        change_class(run.search_index, "--remove", "one")
+
+
+def test_classes_inside_a_class_stay(enrolling):
+    run, images, _ = enrolling
+    shutil.move(images / "2", images / "1" / "2")
+    run.search_index.images.class_levels = None
+    run.index(images)
+    change_class(run.search_index, "--rename", "1", "3/one")
+    assert {"1/2", "3", "3/one"} < set(run.indexed_images().classes)
+    assert "1" not in run.indexed_images().classes
+
+
+@pytest.mark.parametrize("other", [("--rename", "1", "one"), ("--join", "2", "1"), None])
+def test_two_changes_at_once_lose_nothing(other, changing):
+    run, images, before = changing
+    again = load_run(run.folder, "cpu")
+
+    def second():
+        with contextlib.suppress(ConfigError):  # class 1 may be gone
+            change_class(again.search_index, *other) if other else again.index()
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        works = [pool.submit(change_class, run.search_index, "--rename", "1", "one"), pool.submit(second)]
+        for work in works:
+            work.result()
+    assert sorted(tree(images).values()) == sorted(before.values())
+    assert sorted(run.index().embedded.paths) == sorted(run.indexed_images().paths)
+    assert "1" not in run.indexed_images().classes
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change[0])
+def test_a_killed_change_goes_on(change, changing):
+    """A kill before and after each change of the file system, from the first to the last."""
+    run, images, before = changing
+    wanted = sorted(before.values())
+
+    def mortal(calls):
+        torch.set_num_threads(1)  # OpenMP's threads are not forked
+        left = [calls]
+        for name in ("open", "replace", "fsync", "rmdir", "mkdir"):
+            real = getattr(os, name)
+
+            def deadly(*arguments, real=real, **options):
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left[0] -= 1
+                return real(*arguments, **options)
+
+            setattr(os, name, deadly)
+        change_class(run.search_index, *change)
+
+    killed = -signal.SIGKILL
+    calls = 0
+    while killed == -signal.SIGKILL:
+        process = multiprocessing.get_context("fork").Process(target=mortal, args=(calls,))
+        process.start()
+        process.join(120)
+        killed = process.exitcode
+        there = sorted(content for content in tree(images).values() if content)
+        assert there == wanted  # an empty file reserves a name
+        if calls % 3 and read_moves(images):
+            undo_change(run.search_index, 1)  # another command goes on, too
+            assert tree(images) == before
+        else:
+            change_class(run.search_index, *change)
+            assert "1" not in run.indexed_images().classes
+            undo_change(run.search_index, 1)
+        assert tree(images) == before
+        assert len(run.indexed_images().paths) == len([name for name in before if name.endswith(".png")])
+        (images / JOURNAL).unlink()
+        calls += 1
+    assert (killed, calls > 20) == (0, True)
