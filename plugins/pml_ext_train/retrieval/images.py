@@ -1,5 +1,7 @@
 """Interfaces from images to embeddings, and to clusters."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
