@@ -123,7 +123,7 @@ class CopiesSearch:
         """Groups from a place on."""
         groups = []
         for place, group in enumerate(self.found.groups[start : start + count], start):
-            numbers = [self._collection.numbers[image.path] for image in group.images]
+            numbers = [self._collection.number_of(image.path) for image in group.images]
             differing = [group.differing(image) for image in group.images]
             groups.append(
                 ShownGroup(self._keys[place], place, group.kind, group.images, differing, numbers, group.space)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from pml_ext.errors import ConfigError, DataError, counted, printable
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
+from pml_ext_train.cli import AsJson, ComparedBy, Exclude, OnDevice, Progress, StoreFolder, print_result
 from pml_ext_train.data import read_rows
 from pml_ext_train.files import as_spelled, check_writable
 
@@ -46,6 +46,7 @@ def labels(
             help="A table with the columns path and group: images of one group, such as a burst, are not compared.",
         ),
     ] = None,
+    exclude: Exclude = None,
     by: ComparedBy = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -65,7 +66,7 @@ def labels(
     if groups is not None and not groups.is_file():
         raise ConfigError(f"--groups {groups}: no such file; wanted a table with the columns path and group")
     with Progress() as bar:
-        trained = searched_run(run, device, bar, store, by)
+        trained = searched_run(run, device, bar, store, by, exclude=exclude)
     if sheet is not None and trained.takes_vectors:
         raise ConfigError(f"--sheet: {run} has vectors, no image files; leave it out")
     noun = "vector" if trained.takes_vectors else "image"

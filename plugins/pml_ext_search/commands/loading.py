@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,8 @@ from pml_ext_train.files import doubt_about
 from pml_ext_train.networks import By
 
 if TYPE_CHECKING:
+    from pml_ext_train.data import Pages
+
     from ..embedding.embedding import OnProgress
     from ..trained import TrainedRun
 
@@ -35,22 +38,37 @@ RunOrImages = Annotated[
 STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
 
 
-def run_for_command(place: Path, device: Device) -> tuple[Path, Path | None]:
+def run_for_command(place: Path, device: Device, exclude: Sequence[str] | None = None) -> tuple[Path, Path | None]:
     """The run that a first argument names, and its folder of images, if any."""
     from ..run_of_folder import run_of
 
     with Progress() as bar:
-        return run_of(place, device, bar)
+        return run_of(place, device, bar, exclude)
 
 
 def searched_run(
-    place: Path, device: Device, bar: Progress, store: Path | None, by: By | None, workers: int | None = None
+    place: Path,
+    device: Device,
+    bar: Progress,
+    store: Path | None,
+    by: By | None,
+    workers: int | None = None,
+    exclude: Sequence[str] | None = None,
+    reads_folder: bool = False,
 ) -> TrainedRun:
-    """Load the run of a command's first argument; index a folder in its place."""
+    """Load the run of a command's first argument; index a folder in its place.
+
+    ConfigError for patterns to ``exclude`` unless the command reads a folder, this one or another.
+    """
     from ..run_of_folder import run_of
 
-    run, images = run_of(place, device, bar)
-    trained = load_for_command(run, device, workers, store, bar.embedding, by)
+    run, images = run_of(place, device, bar, exclude)
+    if exclude and images is None and not reads_folder:
+        raise ConfigError(
+            f"--exclude is for folders, and {place} is a run; its index is searched as it was made. Type: "
+            f"{shlex.join(['pml-ext', 'index', str(place), '--exclude', *exclude[:1]])}"
+        )
+    trained = load_for_command(run, device, workers, store, bar.embedding, by, exclude)
     if images is not None:
         changes = trained.index(images, retry_damaged=False).changes
         if changes is not None and (changes.new or changes.changed or changes.gone):
@@ -70,7 +88,14 @@ def say_doubts(trained: TrainedRun) -> None:
 
 @contextmanager
 def embedding_run(
-    run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None, by: By | None = None
+    run: Path,
+    folder: Path | None,
+    device: Device,
+    workers: int | None,
+    store: Path | None,
+    by: By | None = None,
+    exclude: Sequence[str] | None = None,
+    pages: Pages | None = None,
 ) -> Iterator[TrainedRun]:
     """Load a run that embeds a folder's images, with progress on stderr.
 
@@ -80,12 +105,12 @@ def embedding_run(
 
     with process_group(choose_device(device).partition(":")[0]):
         if process_number() != 0:
-            trained = load_for_command(run, device, workers, store, by=by)
+            trained = load_for_command(run, device, workers, store, None, by, exclude, pages)
             if not trained.takes_vectors:  # a single process embeds vectors faster than it could share them
                 trained.embed_folder(trained.indexed_folder() if folder is None else folder)
             raise Exit
         with Progress() as bar:
-            yield load_for_command(run, device, workers, store, bar.embedding, by)
+            yield load_for_command(run, device, workers, store, bar.embedding, by, exclude, pages)
 
 
 def load_for_command(
@@ -95,6 +120,8 @@ def load_for_command(
     store: Path | None = None,
     listener: OnProgress | None = None,
     by: By | None = None,
+    exclude: Sequence[str] | None = None,
+    pages: Pages | None = None,
 ) -> TrainedRun:
     """Load a run for retrieval; on a CPU, the process reuses freed memory."""
     from pml_ext.distributed import choose_device, keep_freed_memory
@@ -102,7 +129,7 @@ def load_for_command(
     from ..trained import load_run
 
     keep_freed_memory(choose_device(device))
-    return load_run(run, device, workers, store, listener, by)
+    return load_run(run, device, workers, store, listener, by, exclude, pages)
 
 
 def read_list(listing: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from pml_ext.errors import ConfigError, counted, printable
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
+from pml_ext_train.cli import AsJson, ComparedBy, Exclude, OnDevice, Progress, StoreFolder, print_result
 from pml_ext_train.files import check_writable
 
 from .loading import searched_run
@@ -38,6 +38,7 @@ def select(
     ] = "distinct",
     csv: Annotated[Path | None, Option("--csv", metavar="FILE", help="Write a table, a row for each image.")] = None,
     sheet: Annotated[Path | None, Option(metavar="FILE", help="Draw a contact sheet, a PNG file.")] = None,
+    exclude: Exclude = None,
     by: ComparedBy = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -55,7 +56,7 @@ def select(
     if count < 1:
         raise ConfigError(f"-n {count}: wanted 1 or more")
     with Progress() as bar:
-        trained = searched_run(run, device, bar, store, by)
+        trained = searched_run(run, device, bar, store, by, exclude=exclude)
     noun = "vector" if trained.takes_vectors else "image"
     if sheet is not None and trained.takes_vectors:
         raise ConfigError(f"--sheet: {run} has vectors, no image files; leave it out")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pml_ext.errors import ConfigError, DataError, shortened
-from pml_ext_train.data import IMAGE_ENDINGS, SPLIT_FOLDERS, list_folder, open_image
+from pml_ext_train.data import IMAGE_ENDINGS, SPLIT_FOLDERS, Exclusion, list_folder, open_image
 from pml_ext_train.files import (
     as_spelled,
     check_writable,
@@ -62,6 +62,11 @@ def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) ->
     if root == search_index.folder_of_cuts.resolve():
         raise ConfigError(f"{root} has what index cut from a table; add rows to the table, and index it again")
     place = root / as_spelled(root, _folder_of(name, class_folders))
+    if Exclusion(root, index.rules.exclude or ()).covers(f"{place.relative_to(root).as_posix()}/photograph.jpg"):
+        raise ConfigError(
+            f"--as {name}: the patterns of the index leave this folder out; change them first: "
+            f"{search_index.collection.index_command('--exclude', 'PATTERN')}"
+        )
     _check_twins(root, place)
     check_writable("", place)  # copies belong in the indexed folder
     files = _files_of(photographs)

@@ -16,6 +16,13 @@ with needs_extra("train", "a data set"):
         torchvision_transforms as torchvision_transforms,
     )
     from .digits import digits as digits, digits_unseen as digits_unseen
+    from .exclusion import (
+        AS_KEPT as AS_KEPT,
+        IGNORE_FILE as IGNORE_FILE,
+        Exclusion as Exclusion,
+        FolderRules as FolderRules,
+        Pages as Pages,
+    )
     from .folder import (
         SPLIT_FOLDERS as SPLIT_FOLDERS,
         VALIDATION_FOLDERS as VALIDATION_FOLDERS,

@@ -25,10 +25,12 @@ from .checksums import (
 )
 from .stat import (
     MISSING as MISSING,
+    PAGED_ENDINGS as PAGED_ENDINGS,
     FileStat as FileStat,
     as_spelled as as_spelled,
     composed as composed,
     doubt_about as doubt_about,
+    file_and_page as file_and_page,
     file_stat as file_stat,
     free_name as free_name,
     is_inside as is_inside,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,5 +26,7 @@ class EmbeddingListener(Protocol):
 class FitService(Protocol):
     """The service ``"fit"``."""
 
-    def run_of_folder(self, folder: Path, device: str, listener: EmbeddingListener) -> Path:
+    def run_of_folder(
+        self, folder: Path, device: str, listener: EmbeddingListener, exclude: Sequence[str] | None = None
+    ) -> Path:
         """The run of a folder of images, or a new one without training; DataError without images."""

@@ -57,8 +57,17 @@ class SearchedRun(Protocol):
 class SearchService(Protocol):
     """The service ``"search"``."""
 
-    def load_run(self, path: str | Path, device: str = "auto", *, store: str | Path | None = None) -> SearchedRun:
+    def load_run(
+        self,
+        path: str | Path,
+        device: str = "auto",
+        *,
+        store: str | Path | None = None,
+        exclude: Sequence[str] | None = None,
+    ) -> SearchedRun:
         """Load a finished run, with a collection at ``store``; DataError without a run."""
 
-    def run_of(self, place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
+    def run_of(
+        self, place: Path, device: str, listener: EmbeddingListener, exclude: Sequence[str] | None = None
+    ) -> tuple[Path, Path | None]:
         """A run's path and None, or a folder's (new) run and the folder."""
