@@ -23,7 +23,7 @@ from pml_ext.errors import ConfigError, DataError, PmlExtError, shortened
 from pml_ext.evaluation import nearest_of, sample_indices, without
 from pml_ext.registry import service
 from pml_ext_train.data import placeholder, thumbnail
-from pml_ext_train.files import composed, read_json, same_names
+from pml_ext_train.files import composed, file_and_page, read_json, same_names
 from pml_ext_train.report import flattened
 from pml_ext_train.retrieval import EmbeddedImages, ImageClusters, Mirror, SearchedRun, SearchFilter, SearchService
 
@@ -143,6 +143,10 @@ class BrowsedRun:
         if number is None:  # indexed by another run only
             return self.nearest_to_file(self.folder / str(image), k, folder)
         return self._nearest(self.embeddings[number], number, k, folder)
+
+    def number_of(self, path: str) -> int:
+        """The number of an image, or of the first page of a file."""
+        return self.numbers[path] if path in self.numbers else self.numbers[f"{path}#1"]
 
     def others_of_class(self, path: str, folder: str = "") -> int:
         """How many other images have the class of an image."""
@@ -287,11 +291,12 @@ class BrowsedRun:
     def _inside(self, path: str) -> Path | None:
         """A file's path without links; None if it is missing or outside the folder."""
         try:
-            file = Path(os.path.realpath(self.folder / path, strict=True))
+            named, page = file_and_page(self.folder / path)
+            file = Path(os.path.realpath(named, strict=True))
         except (OSError, ValueError):  # missing, a loop of links, or an invalid name
             return None
         if file.is_relative_to(self.folder.resolve()):
-            return file
+            return file if page == 1 else file.with_name(f"{file.name}#{page}")
         return None
 
     def _jpeg(self, number: int, longest: int) -> bytes:
@@ -327,16 +332,18 @@ def open_collections(
     device: str = "auto",
     tell: Callable[[str], None] = warnings.warn,
     store: str | None = None,
+    exclude: Sequence[str] | None = None,
 ) -> list[BrowsedRun]:
     """The collections of runs, given by their folders.
 
     ``folder`` has the images, by default the indexed ones; before new images are embedded, ``tell`` gets a message. A
-    ``store`` is searched instead of the embeddings.
+    ``store`` is searched instead of the embeddings. Files of the folder that match a pattern of ``exclude`` are left
+    out.
     """
     search: SearchService = service("search", "pml-ext browse")
     collections: list[BrowsedRun] = []
     for place in map(Path, runs):
-        run = search.load_run(place, device)
+        run = search.load_run(place, device, exclude=exclude)
         run.check_images()  # the page cannot show vectors
         if folder is None:
             embedded = run.indexed_images()

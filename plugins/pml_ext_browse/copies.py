@@ -118,7 +118,7 @@ class CopiesSearch:
         """Groups from a place on."""
         groups = []
         for place, group in enumerate(self.found.groups[start : start + count], start):
-            numbers = [self._collection.numbers[image.path] for image in group.images]
+            numbers = [self._collection.number_of(image.path) for image in group.images]
             groups.append(ShownGroup(_key_of(group), place, group, numbers))
         return groups
 

@@ -14,10 +14,12 @@ from pml_ext.errors import ConfigError
 from pml_ext_train.cli import (
     AsJson,
     DataFolder,
+    Exclude,
     OnDevice,
     Overrides,
     Progress,
     RayAddress,
+    overrides_of_exclude,
     print_json,
     print_result,
     say,
@@ -274,6 +276,7 @@ def probe(
     device: OnDevice = "auto",
     data: DataFolder = None,
     overrides: Overrides = None,
+    exclude: Exclude = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare frozen trunks (backbones) on your images.
@@ -294,10 +297,9 @@ def probe(
     trunk_names = [trunk.strip() for trunk in trunks.split(",") if trunk.strip()]
     if not trunk_names:
         raise ConfigError(f"--trunks {trunks!r}: wanted names of trunks, such as --trunks torchvision/resnet50=DEFAULT")
+    settings = [*(overrides or ()), *overrides_of_exclude(exclude)]
     with Progress() as progress:
-        probes = probe_trunks(
-            trunk_names, ProbeOptions(name, out, head, seeds, device, data, overrides or (), progress)
-        )
+        probes = probe_trunks(trunk_names, ProbeOptions(name, out, head, seeds, device, data, settings, progress))
 
     numbers = [number for number, title in enumerate(COLUMNS) if title not in ("trunk", "%")]
     print_result(

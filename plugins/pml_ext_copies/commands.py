@@ -11,9 +11,17 @@ from typer import Argument, Option
 
 from pml_ext.errors import ConfigError, DataError, counted, printable
 from pml_ext.registry import service
-from pml_ext_train.cli import AsJson, StoreFolder, print_result, say, stderr
-from pml_ext_train.data import SYSTEM_FOLDER, is_run, is_system_folder, is_vector_file, list_folder, read_vectors
-from pml_ext_train.files import check_writable, write_text
+from pml_ext_train.cli import AsJson, Exclude, StoreFolder, print_result, say, stderr
+from pml_ext_train.data import (
+    SYSTEM_FOLDER,
+    FolderRules,
+    is_run,
+    is_system_folder,
+    is_vector_file,
+    list_folder,
+    read_vectors,
+)
+from pml_ext_train.files import check_writable, file_stat, write_text
 from pml_ext_train.retrieval import SearchedRun, SearchService
 
 if TYPE_CHECKING:
@@ -67,6 +75,7 @@ def duplicates(
         Option(metavar="FOLDER", help="Move everything back that --move has moved to this folder."),
     ] = None,
     delete: Annotated[bool, Option("--delete", hidden=True)] = False,
+    exclude: Exclude = None,
     store: StoreFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -82,7 +91,7 @@ def duplicates(
             "--delete: copies are never deleted; --move FOLDER moves them to a folder that you may delete"
         )
     if undo is not None:
-        if any((*of_files, radius, csv, store)):
+        if any((*of_files, radius, csv, store, exclude)):
             raise ConfigError(
                 f"--undo cannot be combined with other options; type: pml-ext duplicates {data} --undo {undo}"
             )
@@ -100,9 +109,9 @@ def duplicates(
         raise ConfigError(f"--keep {keep}: with --against, the images of {against} are kept; leave out one of them")
     if table is not None and not table.is_file():
         raise ConfigError(f"--keep {keep}: no such file; name a table that --csv or pml-ext browse has written")
-    source = _source_of(data, store)
+    source = _source_of(data, store, exclude)
     if move is not None and source.names is not None and _finish_moves(move, source.folder):
-        source = _source_of(data, store)
+        source = _source_of(data, store, exclude)
     roots = [source.folder]
     noun = "image"
     if source.names is None:
@@ -113,7 +122,7 @@ def duplicates(
     else:
         old = None
         if against is not None:
-            old = _source_of(against, None, "--against ")
+            old = _source_of(against, None, exclude, "--against ")
             roots.append(old.folder)
         found = _of_files(source, old, radius, "most-pixels" if table else keep, kind)
         if table is not None:
@@ -155,11 +164,13 @@ class _Source(NamedTuple):
     run: SearchedRun | None = None
 
 
-def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
+def _source_of(data: Path, store: Path | None, exclude: Sequence[str] | None = None, option: str = "") -> _Source:
     run = _run_of(data, store)
+    if exclude and (run is not None or not data.is_dir()):
+        raise ConfigError(f"--exclude is for folders of images; leave it out for {data}")
     if run is not None:
         images = run.indexed_images()
-        if not any((images.folder / name).is_file() for name in images.paths):
+        if not any(file_stat(images.folder / name) for name in images.paths):
             return _Source(images.folder, None, run)
         names = [path for path in images.paths if not any(map(is_system_folder, path.split("/")))]
         return _Source(images.folder, names, run)
@@ -169,7 +180,9 @@ def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
         if option:
             raise ConfigError(f"{option}{data}: no image files; wanted a folder of images")
         return _Source(data, None)
-    listing = list_folder(data)
+    listing = list_folder(data, FolderRules.of(exclude))
+    if listing.left_out:
+        say(listing.left_out)
     skipped = [why for why in listing.others.values() if why.endswith(SYSTEM_FOLDER)]
     if skipped:
         say(f"skipped {counted(len(skipped), 'folder')}, the first {printable(skipped[0])}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.data import bits_of, is_system_folder, open_image, shown_size, upright
-from pml_ext_train.files import composed, path_bytes, sha256_of
+from pml_ext_train.files import composed, file_and_page, path_bytes, sha256_of
 from pml_ext_train.retrieval import Numbers
 
 from .groups import Copy, Traits
@@ -26,9 +26,10 @@ class ImageFiles:
     """Image files of a folder, or of two; numbers from ``first_old`` on belong to the second."""
 
     def __init__(self, folder: Path, names: Sequence[str], old: tuple[Path, Sequence[str]] | None = None) -> None:
-        self.names: list[str] = list(names)  # as shown to the user
-        self.files = [folder / name for name in names]
-        self.first_old = len(names)
+        files = dict.fromkeys(file_and_page(folder / name)[0] for name in names)  # each once, with all its pages
+        self.names: list[str] = [file.relative_to(folder).as_posix() for file in files]  # as shown to the user
+        self.files = list(files)
+        self.first_old = len(files)
         self.compares_two = old is not None
         if old is not None:
             old_folder, old_names = old

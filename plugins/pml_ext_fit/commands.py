@@ -5,7 +5,16 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from pml_ext_train.cli import AsJson, DataFolder, OnDevice, Overrides, Progress, process_number
+from pml_ext_train.cli import (
+    AsJson,
+    DataFolder,
+    Exclude,
+    OnDevice,
+    Overrides,
+    Progress,
+    overrides_of_exclude,
+    process_number,
+)
 
 from .fit_options import FitOptions
 
@@ -24,6 +33,7 @@ def fit(
     seed: Annotated[int, Option(min=0, help="The seed of the split, the trials and the training.")] = 0,
     device: OnDevice = "auto",
     overrides: Overrides = None,
+    exclude: Exclude = None,
     fine_tune: Annotated[
         bool,
         Option(
@@ -88,7 +98,7 @@ def fit(
 
     keep_freed_memory(choose_device(device))
     options = FitOptions(
-        overrides=list(overrides or ()),
+        overrides=[*(overrides or ()), *([] if labels else overrides_of_exclude(exclude))],
         general=list(QUICK) if quick else [],
         out=out,
         resume=resume or restarted(),
@@ -97,6 +107,7 @@ def fit(
         data=data,
         fine_tune=fine_tune,
         closed_form=closed_form,
+        exclude=exclude,
     )
     with Progress() as bar:
         results = fit_data(data_path, options, bar, trunk, labels, no_labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,3 +27,4 @@ class FitOptions:
     fine_tune: bool = False
     closed_form: bool = False
     trunk: Trunk | None = None  # named by --trunk
+    exclude: Sequence[str] | None = None  # patterns of files to leave out of a folder

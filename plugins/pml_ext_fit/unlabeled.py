@@ -5,6 +5,7 @@ Nothing is trained, and nothing can be tested. Features are computed once, and u
 
 import shlex
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from torch import Tensor
 from pml_ext.distributed import choose_device, keep_freed_memory, num_processes
 from pml_ext.errors import ConfigError, UnwritableError, one_line
 from pml_ext.registry import service
-from pml_ext_train.data import DataSplits, is_vector_file, read_vectors, visible_entries
+from pml_ext_train.data import DataSplits, Exclusion, is_vector_file, read_vectors, visible_entries
 from pml_ext_train.launch import check_folder, default_folder, train
 from pml_ext_train.recipe import build_dataset, load_recipe, overrides_of, preprocessing_of
 from pml_ext_train.records import RECIPE, tables_of_run
@@ -38,11 +39,17 @@ DATA = "unlabeled"
 WHITENED_FROM = 500  # images; whitening made retrieval of fewer worse
 
 
-def has_no_labels(place: Path) -> bool:
-    """Whether data lack classes: a folder without sub-folders, or vectors without labels."""
+def has_no_labels(place: Path, exclude: Sequence[str] = ()) -> bool:
+    """Whether data lack classes: a folder without sub-folders, or vectors without labels.
+
+    Sub-folders that match a pattern of ``exclude`` do not count.
+    """
     if place.is_dir():
+        exclusion = Exclusion(place, exclude)
         entries = visible_entries(place, [])
-        return bool(entries) and not any(entry.is_dir() for entry in entries.values())
+        return bool(entries) and not any(
+            entry.is_dir() and not exclusion.covers(name, is_folder=True) for name, entry in entries.items()
+        )
     if not (place.is_file() and is_vector_file(place)) or is_table(place):
         return False
     return read_vectors(place).labels is None
@@ -75,7 +82,7 @@ def fit_unlabeled(
         splits=splits,
     )
     if indexes:
-        index_run(out, place, options.device)
+        index_run(out, place, options)
     if place.is_dir():
         folder_runs.remember(place, out)
     return results
@@ -162,15 +169,15 @@ def next_commands(run: Path, place: Path) -> str:
     return f"ready to search: pml-ext query {shown} ID"
 
 
-def index_run(run: Path, place: Path, device: str) -> None:
+def index_run(run: Path, place: Path, options: FitOptions) -> None:
     """Index a folder of images, or a file of vectors, with a finished run."""
     search: SearchService = service("search", "pml-ext fit without labels")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="skipped ")  # the run has warned of these files
-        search.load_run(run, device).index(place)
+        search.load_run(run, options.device, exclude=options.exclude).index(place)
 
 
-def run_of_folder(folder: Path, device: str, listener: EmbeddingListener) -> Path:
+def run_of_folder(folder: Path, device: str, listener: EmbeddingListener, exclude: Sequence[str] | None = None) -> Path:
     """Return the run of a folder of images; the first call makes one in the user's cache."""
     known = folder_runs.remembered(folder)
     if known is not None:
@@ -184,7 +191,8 @@ def run_of_folder(folder: Path, device: str, listener: EmbeddingListener) -> Pat
     )
     try:
         home.mkdir(parents=True, exist_ok=True)
-        options = FitOptions([], [], out, resume=out.exists(), seed=0, device=device)
+        overrides = overrides_of({"data.exclude": list(exclude)} if exclude else {})
+        options = FitOptions(overrides, [], out, resume=out.exists(), seed=0, device=device)
         fit_unlabeled(folder, options, listener, indexes=False)
     except OSError as error:  # includes UnwritableError
         reason = getattr(error.__cause__ or error, "strerror", None) or one_line(error)

@@ -36,7 +36,7 @@ def fit_data(
         options = replace(options, trunk=_named_trunk(trunk, place, listener))
     if labels is not None:
         return _with_later_labels(place, labels, options, bar)
-    if no_labels or has_no_labels(place):
+    if no_labels or has_no_labels(place, options.exclude or ()):
         return _without_labels(place, options, bar)
     return _with_labels(place, options, listener)
 
@@ -76,7 +76,7 @@ def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Emb
         raise
     results[0].pop("verdict", None)  # the folds made this comparison
     run = Path(results[0]["folder"])
-    index_run(run, folder, options.device)
+    index_run(run, folder, options)
     folder_runs.remember(folder, run)
     bar.step(next_commands(run, folder))
     return results

@@ -1,13 +1,22 @@
 """Segments of images, which are listed without reading them."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pml_ext.errors import DataError, needs_extra, one_line, shortened
-from pml_ext_train.data import IMAGE_ENDINGS, SYSTEM_FOLDER, is_system_folder
+from pml_ext_train.data import (
+    AS_KEPT,
+    IGNORE_FILE,
+    IMAGE_ENDINGS,
+    SYSTEM_FOLDER,
+    Exclusion,
+    FolderRules,
+    Listing,
+    is_system_folder,
+)
 from pml_ext_train.files import MISSING, FileStat, file_stat, is_inside
-from pml_ext_train.retrieval import ImageListing
 
 from .segments import Segment, Work, filesystem
 
@@ -15,11 +24,11 @@ BATCH = 64  # images per batch; segments end where batches end
 FILES = 1024  # maximum number of segments of a listing; in tables each row group is a segment, in tar files each shard
 
 
-def listed(images: ImageListing | str) -> Work:
+def listed(images: Listing | str, rules: FolderRules = AS_KEPT) -> Work:
     """Cut a listing into segments.
 
     ``images`` is a listing of files, an address for pyarrow's file systems, a Parquet table of ``path`` and ``image``
-    (bytes), or tar shards, ``photos-{000..015}.tar``.
+    (bytes), or tar shards, ``photos-{000..015}.tar``. The ``rules`` are those of an address; its pages are not read.
     """
     if not isinstance(images, str):
         return _cut(str(images.folder), images.names, images.stats, images.others)
@@ -27,7 +36,7 @@ def listed(images: ImageListing | str) -> Work:
         return _listed_table(Path(images).resolve())
     if images.endswith(".tar"):
         return _listed_shards(images)
-    return _listed_address(images.rstrip("/"))
+    return _listed_address(images.rstrip("/"), rules.exclude or ())
 
 
 def _listed_table(file: Path) -> Work:
@@ -59,7 +68,7 @@ def _listed_shards(pattern: str) -> Work:
     return Work(str(shards[0].parent), segments)
 
 
-def _listed_address(place: str) -> Work:
+def _listed_address(place: str, exclude: Sequence[str]) -> Work:
     system, root = filesystem(place)  # raises an error without pyarrow
     import pyarrow.fs
 
@@ -69,13 +78,25 @@ def _listed_address(place: str) -> Work:
         raise DataError(f"{place}: cannot be listed ({one_line(error)})") from None
     stats: dict[str, FileStat] = {}
     others: dict[str, str] = {}
+    ignore_file = f"{root}/{IGNORE_FILE}"
+    patterns = b""
+    if any(file.path == ignore_file for file in found):
+        with system.open_input_stream(ignore_file) as stream:
+            patterns = stream.read()
+    exclusion = Exclusion(place, exclude, patterns.decode("utf-8", "replace"))
     for file in found:
         name = file.path[len(root) + 1 :]
         is_skipped = any(part.startswith(".") or is_system_folder(part) for part in name.split("/"))
         if is_system_folder(name.rpartition("/")[2]):
             others[name] = f"{place}/{name}: {SYSTEM_FOLDER}"
         if file.is_file and not is_skipped and name.lower().endswith(IMAGE_ENDINGS):
-            stats[name] = (file.size or 0, file.mtime_ns or 0)
+            if exclusion.covers(name):
+                exclusion.images += 1
+            else:
+                stats[name] = (file.size or 0, file.mtime_ns or 0)
+    exclusion.check_rest([*stats])
+    if exclusion.summary:
+        warnings.warn(exclusion.summary, UserWarning, stacklevel=4)
     names = sorted(stats, key=lambda name: name.split("/"))
     return _cut(place, names, [stats[name] for name in names], others)
 

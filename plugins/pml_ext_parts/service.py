@@ -5,25 +5,26 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pml_ext_train.retrieval import FileEmbedder, ImageListing, RayWorkers, RowsOfFolder, Written
+from pml_ext_train.data import Listing
+from pml_ext_train.retrieval import FileEmbedder, RayWorkers, RowsOfFolder, Written
 
 from .embedding import embedded_segments
 from .listing import listed
 from .segments import Work
 
 
-def write(embedder: FileEmbedder, images: ImageListing | str, part: int, parts: int, out: Path) -> Written:
+def write(embedder: FileEmbedder, images: Listing | str, part: int, parts: int, out: Path) -> Written:
     """Embed a part of the images into files, except existing ones."""
     from .writing import write_part
 
-    work = listed(images)
+    work = listed(images, embedder.rules)
     return _written(work, part, parts, write_part(embedder, work, part, parts, out))
 
 
 def write_on_ray(
     embedder: FileEmbedder,
     load: Callable[[], FileEmbedder],
-    images: ImageListing | str,
+    images: Listing | str,
     part: int,
     parts: int,
     out: Path,
@@ -32,7 +33,7 @@ def write_on_ray(
     """Embed a part with Ray Data; each worker calls ``load``."""
     from . import on_ray
 
-    work = listed(images)
+    work = listed(images, embedder.rules)
     with contextlib.redirect_stdout(sys.stderr):  # Ray prints its progress on stdout
         embedded = on_ray.write_on_ray(embedder, load, work, part, parts, out, workers)
     return _written(work, part, parts, embedded)
@@ -51,6 +52,6 @@ def read(place: Path, identity: str, by: str) -> RowsOfFolder:
 
 def embedded(embedder: FileEmbedder, images: str) -> RowsOfFolder:
     """Embed images without writing files."""
-    work = listed(images)
+    work = listed(images, embedder.rules)
     segments = embedded_segments(embedder, work, range(len(work.segments)))
     return RowsOfFolder(work.folder, (rows for _, rows, _ in segments), {})

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from pml_ext.distributed import choose_device, keep_freed_memory
 from pml_ext.errors import ConfigError, DataError, unknown
 from pml_ext.registry import service
-from pml_ext_train.files import check_writable, composed
+from pml_ext_train.data import AS_KEPT, FolderRules, Pages
+from pml_ext_train.files import check_writable, composed, file_stat
 from pml_ext_train.networks import By, Network
 from pml_ext_train.results import LoadedRun
 from pml_ext_train.retrieval import Changes, CopiesService, CopyKind, FoundCopies, Mirror, PartsService, SearchFilter
@@ -53,6 +54,8 @@ def load_run(
     listener: OnProgress | None = None,
     by: By | None = None,
     size: int | None = None,
+    exclude: Sequence[str] | None = None,
+    pages: Pages | None = None,
 ) -> TrainedRun:
     """Load a finished run for retrieval.
 
@@ -66,6 +69,10 @@ def load_run(
         listener: called with an :class:`EmbeddingProgress` after each batch.
         by: ``"embeddings"``, or ``"features"`` of the trunk; by default what the collection has.
         size: how many first dimensions of the embeddings to compare; by default as the collection, else all.
+        exclude: patterns as in ``.gitignore``, relative to a folder, of files that are left out of it; by default as in
+            the index, or in the run. The index keeps them.
+        pages: ``"all"`` makes each page of a TIFF, and each frame of an animation, an image ``FILE#N``; default and
+            kept as ``exclude``.
 
     DataError for an unfinished or damaged run.
     """
@@ -74,7 +81,8 @@ def load_run(
         raise ConfigError(
             f"--store {scheme}:...: wanted a folder; a database is filled by: pml-ext index {path} --to STORE"
         )
-    return TrainedRun(Path(path), choose_device(device), workers, store, listener, by, size)
+    rules = FolderRules.of(exclude, pages)
+    return TrainedRun(Path(path), choose_device(device), workers, store, listener, by, size, rules)
 
 
 def load_embedder(path: str, device: str, by: By) -> ImageEmbedder:
@@ -95,6 +103,7 @@ class TrainedRun:
         listener: OnProgress | None = None,
         by: By | None = None,
         size: int | None = None,
+        rules: FolderRules = AS_KEPT,
     ) -> None:
         self.loaded = LoadedRun(folder, device)
         """The run's network, recipe and learned metric."""
@@ -102,7 +111,7 @@ class TrainedRun:
         self.device = self.loaded.device
         self.recipe = self.loaded.recipe
         self.identity = self.loaded.identity
-        self.search_index = index_of(self.loaded, store, workers, listener, by, size)
+        self.search_index = index_of(self.loaded, store, workers, listener, by, size, rules)
         """The run's collection with what embeds into it."""
         self.collection = self.search_index.collection
         self.by: By = self.collection.by
@@ -201,7 +210,7 @@ class TrainedRun:
             folder: the root of the paths in a sequence; by default their deepest common folder.
         """
         service_of_parts: PartsService = service("parts", "embed_part")
-        service_of_parts.write(self.images, listed(items, folder), part, parts, Path(out))
+        service_of_parts.write(self.images, listed(items, folder, self.images.rules), part, parts, Path(out))
         return Path(out)
 
     # The index
@@ -344,7 +353,7 @@ class TrainedRun:
             return match_vectors(
                 self.vectors, queries, find, file, names_in_index(self.search_index.shared_gallery, queries)
             )
-        return match(self.images, listed(items, folder), find, file)
+        return match(self.images, listed(items, folder, self.images.rules), find, file)
 
     def _search_of_store(self, store: str, options: QueryOptions) -> Answers:
         return answers_of_store(self.open_filled_store(store), self.search_index.shared_gallery, options)
@@ -381,7 +390,7 @@ class TrainedRun:
         """
         copies: CopiesService = service("copies", "TrainedRun.duplicates")
         embedded = self.gallery().embedded
-        if self.takes_vectors or not any((embedded.folder / name).is_file() for name in embedded.paths):
+        if self.takes_vectors or not any(file_stat(embedded.folder / name) for name in embedded.paths):
             return copies.find_equal_vectors(embedded.paths, embedded.embeddings, radius)
         return copies.find(embedded.folder, embedded.paths, radius, keep, kinds)
 

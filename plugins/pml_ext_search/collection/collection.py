@@ -9,7 +9,7 @@ import json
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +17,15 @@ import numpy as np
 import torch
 
 from pml_ext.errors import counted, shortened
-from pml_ext_train.files import FileStat, path_bytes, sha256_of, write_atomically, writing
+from pml_ext_train.data import Exclusion
+from pml_ext_train.files import FileStat, file_and_page, path_bytes, sha256_of, write_atomically, writing
 from pml_ext_train.retrieval import Changes, Numbers, Vectors
 
 from .class_folders import ClassFolders
 from .database import DATABASE, Database, Transaction
 from .embedded import Embedded
 from .faiss_index import FaissIndex, chosen_factory
-from .problems import RetrievalWarning, StoreWarning
+from .problems import ExcludedImages, RetrievalWarning, StoreWarning
 from .state import Image, Index, crc_of
 
 BY_NAME = ""  # in place of a reader, for a file that is not an image by its name or kind
@@ -53,6 +54,16 @@ def is_below(path: str, places: Set[str]) -> bool:
 def _range_of(folder: bytes) -> tuple[bytes, bytes]:
     """The first path below ``b"folder/"``, and the first one behind it: "0" follows "/"."""
     return folder, folder[:-1] + b"0"
+
+
+def _warn_of_dropped(index: Index, gone: Iterable[str]) -> None:
+    """Warn of images that left the index because patterns leave them out now, although their files are there."""
+    exclusion = Exclusion(index.folder, index.rules.exclude or ())
+    files = [file_and_page(Path(index.folder, path))[0] for path in gone]
+    dropped = [file for file in files if exclusion.covers(file.relative_to(index.folder).as_posix()) and file.exists()]
+    if dropped:
+        text = f"dropped from the index: {counted(len(dropped), 'image')} that patterns leave out now"
+        warnings.warn(text, ExcludedImages, stacklevel=6)
 
 
 class DamagedFile(NamedTuple):
@@ -259,6 +270,7 @@ class Collection(Database):
             first=first,
             classes=embedded.class_names,
             class_folders=embedded.class_folders,
+            rules=embedded.rules,
         )
         if chosen := chosen_factory(factory, len(numbers)):
             faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
@@ -330,6 +342,8 @@ class Collection(Database):
         current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         current.save(version=state.version + 1, next_id=next_id, index=index)
         if before is not None:
+            if index.classes is None:
+                _warn_of_dropped(index, known.keys() - set(embedded.paths))
             return Changes(new, changed, len(known) - kept, kept - changed)
         return None
 

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from pml_ext.errors import ConfigError, DataError, UnwritableError, remedy_of, shortened
+from pml_ext_train.data import AS_KEPT, FolderRules
 from pml_ext_train.files import final_path, locked_folder, writing
 from pml_ext_train.networks import By
 from pml_ext_train.retrieval import Vectors
@@ -59,21 +60,30 @@ _VECTORS = re.compile(r"(vectors|features)(\d*)(-\d+)?\.f32")  # "vectors64.f32"
 def recorded(place: Path) -> tuple[By, int | None] | None:
     """What a folder's collection compares images by, and how many first dimensions; None without a collection.
 
-    If the row cannot be read, the names of the vector files decide. SQLite may have to write, to roll back a killed
-    process.
+    If the row cannot be read, the names of the vector files decide.
+    """
+    state = recorded_state(place)
+    if state is not None:
+        return state.by, state.cut
+    for path in sorted(place.glob("*.f32")):
+        if named := _VECTORS.fullmatch(path.name):
+            stem, cut, _ = named.groups()
+            return "features" if stem == "features" else "embeddings", int(cut) if cut else None
+    return None
+
+
+def recorded_state(place: Path) -> State | None:
+    """The state of a folder's collection, or None if it cannot be read.
+
+    SQLite may have to write, to roll back a killed process.
     """
     database = place.resolve() / DATABASE
     try:
         address = f"{database.as_uri()}?mode=rw"
         with contextlib.closing(sqlite3.connect(address, timeout=LOCK_TIMEOUT, uri=True)) as connection:
             ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
-        state = state_of(about, crc)
-        return state.by, state.cut
+        return state_of(about, crc)
     except (sqlite3.Error, ValueError, TypeError, AttributeError):
-        for path in sorted(place.glob("*.f32")):
-            if named := _VECTORS.fullmatch(path.name):
-                stem, cut, _ = named.groups()
-                return "features" if stem == "features" else "embeddings", int(cut) if cut else None
         return None
 
 
@@ -320,6 +330,11 @@ class Database:
         """The indexed folder or file of vectors, or an empty string."""
         with self.transaction() as current:
             return "" if current.state.index is None else current.state.index.folder
+
+    def rules_of_index(self) -> FolderRules:
+        """Which files of a folder an update reads; nothing is chosen without an index."""
+        state = recorded_state(self.place)
+        return AS_KEPT if state is None or state.index is None else state.index.rules
 
     @property
     def is_in_run(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pml_ext_train.data import AS_KEPT, FolderRules
 from pml_ext_train.files import path_bytes, write_atomically
 from pml_ext_train.retrieval import Numbers
 
@@ -34,6 +35,7 @@ class Embedded:
     numbers: Numbers = dataclasses.field(default_factory=_unknown)  # numbers of the vectors in the collection, [N]
     ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
     unlisted: Sequence[str] = ()  # unreadable folders and files
+    rules: FolderRules = AS_KEPT  # which files of the folder are read
     class_numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of vectors, in class_names, [N]
     class_names: tuple[str, ...] | None = None  # of vectors
     class_folders: ClassFolders = dataclasses.field(default_factory=ClassFolders)  # of images

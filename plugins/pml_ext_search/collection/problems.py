@@ -12,3 +12,7 @@ class StoreWarning(UserWarning):
 
 class DamagedCollectionError(DataError):
     """A damaged file of a collection; the message has the command to rebuild it."""
+
+
+class ExcludedImages(UserWarning):
+    """Patterns leave out images of a folder; the text says how many."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from pml_ext_train.data import AS_KEPT, FolderRules
 from pml_ext_train.files import FileStat
 from pml_ext_train.networks import By
 
@@ -21,6 +22,7 @@ class Index(BaseModel, frozen=True):
     images: int
     classes: tuple[str, ...] | None = None  # of vectors, by number; None for images
     class_folders: ClassFolders = ClassFolders()  # of images
+    rules: FolderRules = AS_KEPT  # which files of the folder an update reads
     first: int | None  # row of the first vector if they are contiguous
     factory: str = ""  # of faiss; "" for exact search
     effort: int = 0

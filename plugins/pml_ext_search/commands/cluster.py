@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from pml_ext.errors import ConfigError, counted, printable
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, Workers, print_result
+from pml_ext_train.cli import AsJson, ComparedBy, Exclude, OnDevice, StoreFolder, Workers, print_result
 
 from .loading import RunOrImages, embedding_run, run_for_command
 
@@ -31,6 +31,7 @@ def cluster(
         int, Option(metavar="N", help="Put images that are in no group of N or more aside, as the rest.")
     ] = 1,
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
+    exclude: Exclude = None,
     by: ComparedBy = None,
     workers: Workers = None,
     store: StoreFolder = None,
@@ -43,12 +44,12 @@ def cluster(
         pml-ext cluster photographs --min-size 3
         pml-ext cluster photographs --clusters 20 --out clusters
     """
-    run, images = run_for_command(run, device)
+    run, images = run_for_command(run, device, exclude)
     folder = folder or images
     if folder is None:
         raise ConfigError(f"wanted a folder of images to cluster; type: pml-ext cluster {run} FOLDER")
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
-    with embedding_run(run, folder, device, workers, store, by) as trained:
+    with embedding_run(run, folder, device, workers, store, by, exclude=exclude) as trained:
         result = trained.cluster(folder, number, out, min_size)
     sheets = {number: str(sheet) for number, sheet in result.sheets.items()}
     shown = [

@@ -13,6 +13,7 @@ from pml_ext.registry import service
 from pml_ext_train.cli import (
     AsJson,
     ComparedBy,
+    Exclude,
     OnDevice,
     Progress,
     RayAddress,
@@ -47,6 +48,7 @@ def embed(
     ray_address: RayAddress = None,
     jobs: Annotated[int | None, Option("--jobs", "-j", min=1, help="Number of Ray workers (default 2).")] = None,
     num_gpus: Annotated[float | None, Option(help="GPUs per Ray worker (default 0).")] = None,
+    exclude: Exclude = None,
     by: ComparedBy = None,
     workers: Workers = None,
     store: StoreFolder = None,
@@ -70,7 +72,7 @@ def embed(
         if out.suffix != ".npz":
             raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
         check_writable("-o", out, file=True)
-        with embedding_run(run, Path(folder), device, workers, store, by) as trained:
+        with embedding_run(run, Path(folder), device, workers, store, by, exclude) as trained:
             if trained.takes_vectors and store is not None:
                 raise ConfigError("--store goes with images; embeddings of vectors are written to the file alone")
             _embed_to_file(trained, Path(folder), out, as_json)
@@ -79,15 +81,17 @@ def embed(
         raise ConfigError("--store goes without --part and --on ray, and --workers without --on ray")
     number, parts = _part_numbers(part or "1/1")
     sources = folder if listing is None else read_list(listing)
+    if exclude and (listing is not None or folder.endswith((".parquet", ".tar"))):
+        raise ConfigError("--exclude is for folders; leave it out with --list, a table and tar shards")
     service_of_parts: PartsService = service("parts", "embed --part" if on == "here" else "embed --on ray")
 
     from ..embedding.reading import listed
     from ..trained import load_embedder
 
     with Progress() as bar:
-        trained = load_for_command(run, device, workers, listener=bar.embedding, by=by)
+        trained = load_for_command(run, device, workers, listener=bar.embedding, by=by, exclude=exclude)
         embedder = trained.images  # refuses a run of vectors
-        images = listed(sources, folder)
+        images = listed(sources, folder, embedder.rules)
         if on == "here":
             written = service_of_parts.write(embedder, images, number, parts, out)
         else:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Exit, Option
 
 from pml_ext.errors import ConfigError, first_of, printable
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, Workers, print_result, say
+from pml_ext_train.cli import AsJson, ComparedBy, Exclude, OnDevice, StoreFolder, Workers, print_result, say
 
 from .loading import STORES, IndexedFolder, RunOrImages, embedding_run, load_for_command, run_for_command, say_doubts
 
 if TYPE_CHECKING:
+    from pml_ext_train.data import Pages
+
     from ..query.gallery import Gallery
     from ..trained import TrainedRun
 
@@ -40,6 +42,15 @@ def index(
         ),
     ] = None,
     check: Annotated[bool, Option("--check", help="Only verify the index and its image files.")] = False,
+    exclude: Exclude = None,
+    pages: Annotated[
+        bool | None,
+        Option(
+            "--pages/--no-pages",
+            help="Index each page of a TIFF and each frame of an animation, named FILE#N (default: as in the index, "
+            "or the first).",
+        ),
+    ] = None,
     by: ComparedBy = None,
     workers: Workers = None,
     store: StoreFolder = None,
@@ -51,9 +62,12 @@ def index(
     Examples:
         pml-ext index photographs
         pml-ext index runs/birds photographs --size 128
+        pml-ext index runs/birds photographs --exclude thumbs/ --exclude "*.gif"
     """
     if workers is not None and (check or parts is not None):
         raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
+    if (check or parts is not None) and (exclude or pages is not None):
+        raise ConfigError("--exclude and --pages are for reading a folder; leave them out with --check or --from")
     if check:
         if folder is not None or factory or parts is not None or to is not None or size is not None:
             raise ConfigError("--check changes nothing; leave out FOLDER, --index, --from, --size and --to")
@@ -62,11 +76,12 @@ def index(
         return
     if size is not None and parts is not None:
         raise ConfigError("--size shortens embeddings while they are computed, and --from has them; leave out --size")
-    run, images = run_for_command(run, device)
+    run, images = run_for_command(run, device, exclude)
     opened: AbstractContextManager[TrainedRun]
     if parts is None:
         folder = folder or images
-        opened = embedding_run(run, folder, device, workers, store, by, size)
+        read_pages: Pages | None = None if pages is None else ("all" if pages else "first")
+        opened = embedding_run(run, folder, device, workers, store, by, size, exclude, read_pages)
     else:
         opened = nullcontext(load_for_command(run, device, store=store, by=by))
     with opened as trained:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from pml_ext.errors import ConfigError, DataError, counted, printable
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, print_result
+from pml_ext_train.cli import AsJson, ComparedBy, Exclude, OnDevice, StoreFolder, print_result
 from pml_ext_train.data import read_rows
 from pml_ext_train.files import as_spelled
 
@@ -46,6 +46,7 @@ def labels(
             help="A table with the columns path and group: images of one group, such as a burst, are not compared.",
         ),
     ] = None,
+    exclude: Exclude = None,
     by: ComparedBy = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -59,7 +60,7 @@ def labels(
     """
     if groups is not None and not groups.is_file():
         raise ConfigError(f"--groups {groups}: no such file; wanted a table with the columns path and group")
-    trained, noun = listed_run(run, device, store, by, count, csv, sheet)
+    trained, noun = listed_run(run, device, store, by, count, csv, sheet, exclude)
     embedded = trained.indexed_images()
     found = trained.suspicious_labels(None if groups is None else _groups(groups, embedded))
     summary = f"more similar to another class: {found.count} of {counted(len(found.rows), noun)}"

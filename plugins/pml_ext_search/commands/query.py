@@ -13,6 +13,7 @@ from pml_ext.errors import ConfigError, counted, one_line, printable
 from pml_ext_train.cli import (
     AsJson,
     ComparedBy,
+    Exclude,
     OnDevice,
     Progress,
     Workers,
@@ -72,6 +73,7 @@ def query(
     ] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="Query a folder into this .parquet or .jsonl.")] = None,
     store: Annotated[str | None, Option(metavar="FOLDER|STORE", help=f"Another collection, or {STORES}.")] = None,
+    exclude: Exclude = None,
     by: ComparedBy = None,
     workers: Workers = None,
     device: OnDevice = "auto",
@@ -101,7 +103,7 @@ def query(
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o needs one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
-            trained = searched_run(run, device, bar, collection, by, workers)
+            trained = searched_run(run, device, bar, collection, by, workers, exclude, reads_folder=listing is None)
             place = images[0] if images else ""
             items = place if listing is None else read_list(listing)
             root = None if listing is None else place
@@ -119,7 +121,7 @@ def query(
     if picture is not None:
         check_writable("--picture", picture, file=True)
     with Progress() as bar:
-        trained = searched_run(run, device, bar, collection, by)
+        trained = searched_run(run, device, bar, collection, by, exclude=exclude)
     run = trained.folder
     if trained.takes_vectors and picture is not None:
         raise ConfigError(f"--picture: {run} was trained on vectors, which have no pictures; leave it out")

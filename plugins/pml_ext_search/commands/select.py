@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from pml_ext.errors import counted, printable
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, print_result
+from pml_ext_train.cli import AsJson, ComparedBy, Exclude, OnDevice, StoreFolder, print_result
 
 from .loading import listed_run
 
@@ -37,6 +37,7 @@ def select(
     ] = "distinct",
     csv: Annotated[Path | None, Option("--csv", metavar="FILE", help="Write a table, a row for each image.")] = None,
     sheet: Annotated[Path | None, Option(metavar="FILE", help="Draw a contact sheet, a PNG file.")] = None,
+    exclude: Exclude = None,
     by: ComparedBy = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -48,7 +49,7 @@ def select(
         pml-ext select photographs -n 50
         pml-ext select runs/birds -n 50
     """
-    trained, noun = listed_run(run, device, store, by, count, csv, sheet)
+    trained, noun = listed_run(run, device, store, by, count, csv, sheet, exclude)
     found = trained.select(count, kind)
     summary = _summary(found, noun)
     if csv is not None or sheet is not None:

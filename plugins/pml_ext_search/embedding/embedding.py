@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pml_ext.errors import DataError, UnwritableError
+from pml_ext_train.data import AS_KEPT, FolderRules
 from pml_ext_train.files import FileStat, file_stat, path_bytes
 from pml_ext_train.networks import By
 from pml_ext_train.retrieval import Vectors
@@ -69,6 +70,8 @@ class ImageEmbedder:
         workers: int | None = None,
         listener: OnProgress | None = None,
         class_levels: int | None = 1,  # how many sub-folders of an image name its class; None: all
+        typed: FolderRules = AS_KEPT,  # which files of folders are read; by default as in the index,
+        of_run: FolderRules = AS_KEPT,  # or as in the run
     ) -> None:
         self.computed = computed
         self.collection = collection
@@ -76,6 +79,8 @@ class ImageEmbedder:
         self._workers = workers
         self.listener = listener
         self.class_levels = class_levels
+        self.typed = typed
+        self._of_run = of_run
         self.channels = computed.channels
         self.device = computed.device
 
@@ -156,6 +161,11 @@ class ImageEmbedder:
             warnings.warn(f"embeddings could not be kept: {error}", StoreWarning, stacklevel=6)
 
     # Files
+
+    @property
+    def rules(self) -> FolderRules:
+        """Which files of a folder are read: as typed, else as in the index, else as in the run."""
+        return self.typed.over(self.collection.rules_of_index()).over(self._of_run)
 
     @property
     def identity(self) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from pml_ext.distributed import from_rank_0, from_ranks, num_processes, rank, share_of
 from pml_ext.errors import ConfigError, DataError, counted, shortened
-from pml_ext_train.data import list_folder
+from pml_ext_train.data import FolderRules, Listing, list_folder
 from pml_ext_train.files import MISSING, FileStat, check_writable, path_bytes
 from pml_ext_train.retrieval import RowsOfFolder, Vectors
 
@@ -23,7 +23,7 @@ from ..collection.class_folders import ClassFolders
 from ..collection.collection import BY_NAME, DamagedFile, is_below
 from ..collection.embedded import Embedded
 from .embedding import Batch, ImageEmbedder, SkippedImage
-from .reading import READ, Damage, reader
+from .reading import READ, Damage, reader, warn_of_excluded
 
 WRITTEN = 1000  # embeddings of a folder are written after this many images
 SECONDS = 30.0  # or after this time
@@ -41,15 +41,23 @@ class FolderPass:
     if it has changed.
     """
 
-    def __init__(self, embedder: ImageEmbedder, folder: Path, retry_damaged: bool = False) -> None:
+    def __init__(
+        self, embedder: ImageEmbedder, folder: Path, retry_damaged: bool = False, rules: FolderRules | None = None
+    ) -> None:
         self._embedder = embedder
         self._collection = embedder.collection
         self._folder = folder
         self._retries_damaged = retry_damaged
         self._is_first = rank() == 0
-        self._listing = from_rank_0(list_folder(folder) if self._is_first else None)
+        self._rules, self._listing = from_rank_0(self._listed(rules) if self._is_first else None)
         self._root = _root_of(folder)
         self._keys = [self._root + path_bytes(name) for name in self._listing.names]
+
+    def _listed(self, rules: FolderRules | None) -> tuple[FolderRules, Listing]:
+        rules = self._embedder.rules if rules is None else rules
+        listing = list_folder(self._folder, rules)
+        warn_of_excluded(listing, stacklevel=5)
+        return rules, listing
 
     @contextlib.contextmanager
     def embedded(self, batch_size: int = 256) -> Iterator[Embedded]:
@@ -102,6 +110,7 @@ class FolderPass:
             new=new,
             numbers=numbers,
             unlisted=self._listing.unlisted,
+            rules=self._rules,
             class_folders=ClassFolders.of_paths(paths, self._embedder.class_levels),
         )
 
@@ -243,6 +252,7 @@ def parts_pass(embedder: ImageEmbedder, parts: RowsOfFolder, place: Path, folder
             stats=np.array(stats, dtype=np.int64),
             new=new,
             numbers=every_number,
+            rules=embedder.rules,
             class_folders=ClassFolders.of_paths(names, embedder.class_levels),
         )
         collection.compact()

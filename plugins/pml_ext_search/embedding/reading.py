@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from torch.utils.data import Dataset, default_collate
 
 from pml_ext.errors import ConfigError, DataError, shortened
 from pml_ext_train.data import (
+    AS_KEPT,
     DamagedImageError,
+    FolderRules,
     Listing,
     Steps,
     image_tensor,
@@ -26,6 +29,8 @@ from pml_ext_train.data import (
 )
 from pml_ext_train.files import MISSING, file_stat
 from pml_ext_train.training import WorkerDataset, data_loader
+
+from ..collection.problems import ExcludedImages
 
 READ = 64  # images per batch of a reading worker
 MOST_WORKERS = 8
@@ -44,6 +49,12 @@ def found_instead(listing: Listing) -> str:
     reasons = [shortened(reason, 200) for reason in sorted(listing.others.values())]
     more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
     return f"; found {'; '.join(reasons[:NAMED])}{more}"
+
+
+def warn_of_excluded(listing: Listing, stacklevel: int = 2) -> None:
+    """Warn of images that patterns leave out."""
+    if listing.left_out:
+        warnings.warn(listing.left_out, ExcludedImages, stacklevel=stacklevel + 1)
 
 
 def list_files(items: Sequence[str | Path], folder: str | Path | None) -> Listing:
@@ -70,7 +81,7 @@ def list_files(items: Sequence[str | Path], folder: str | Path | None) -> Listin
     return Listing(root, names, stats, {}, [])
 
 
-def listed(items: Listed, folder: str | Path | None = None) -> Listing | str:
+def listed(items: Listed, folder: str | Path | None = None, rules: FolderRules = AS_KEPT) -> Listing | str:
     """List images without reading them: a folder, or paths relative to ``folder``.
 
     Addresses, Parquet tables and tar shards are returned as text, for the plugin ``parts``.
@@ -80,9 +91,10 @@ def listed(items: Listed, folder: str | Path | None = None) -> Listing | str:
     place = os.fspath(items)
     if place.endswith((".parquet", ".tar")) or "://" in place:
         return place
-    listing = list_folder(Path(place))
+    listing = list_folder(Path(place), rules)
     if not listing.names:
         raise DataError(f"{Path(place).resolve()}: no image by its name")
+    warn_of_excluded(listing, stacklevel=3)
     return listing._replace(folder=Path(place).resolve())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pml_ext.errors import ConfigError, DataError, shortened
-from pml_ext_train.data import SPLIT_FOLDERS
+from pml_ext_train.data import SPLIT_FOLDERS, Exclusion
 from pml_ext_train.files import as_spelled, check_writable, composed, locked_folder, path_bytes
 
 from ..collection.class_folders import ClassFolders
@@ -39,6 +39,7 @@ class EnrolledFolder:
         if self.root == search_index.folder_of_cuts.resolve():
             raise ConfigError(f"{self.root} has what index cut from a table; change the table, and index it again")
         check_writable("", self.root)
+        self._exclusion = Exclusion(self.root, index.rules.exclude or ())
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[list[Move]]:
@@ -72,6 +73,11 @@ class EnrolledFolder:
         A new name may read like the folders in ``own``.
         """
         place = self.root / as_spelled(self.root, folder_of(name, self.class_folders, option))
+        if self._exclusion.covers(f"{place.relative_to(self.root).as_posix()}/photograph.jpg"):
+            raise ConfigError(
+                f"{option} {name}: the patterns of the index leave this folder out; change them first: "
+                f"{self._search_index.collection.index_command('--exclude', 'PATTERN')}"
+            )
         self._check_twins(place, option, own)
         return place
 

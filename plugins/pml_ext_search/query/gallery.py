@@ -304,7 +304,7 @@ class Gallery:
         paths: set[str] = set()
         for answer in answers:
             paths.update(answer.paths)
-        gone = [path for path in sorted(paths) if not os.path.exists(self.folder / in_shard(path))]
+        gone = [path for path in sorted(paths) if file_stat(self.folder / in_shard(path)) is None]
         if gone:
             text = f"{len(gone)} of {len(paths)} answers no longer exist, {gone[0]} first"
             if not self.folder.is_dir():

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pml_ext_train.files import file_stat
+
 from ..collection.problems import RetrievalWarning
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def answers_picture(answers: Sequence[Answer], folder: Path, channels: int) -> F
     for each in drawn:
         query = Path(each.query)
         row: list[Cell | None] = [None]
-        if query.is_file():
+        if file_stat(query) is not None:
             caption = f"{short_name(query.name)}\n{short_name(each.query_class or '')}".strip()
             row = [(reader(query), caption, BLUE)]
         answers_of_query = zip(each.paths, each.distances, each.classes, strict=True)

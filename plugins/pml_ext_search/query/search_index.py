@@ -13,7 +13,7 @@ from torch import Tensor
 from pml_ext.distributed import num_processes
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.registry import service
-from pml_ext_train.data import class_levels
+from pml_ext_train.data import AS_KEPT, FolderRules, class_levels
 from pml_ext_train.networks import By
 from pml_ext_train.results import LoadedRun
 from pml_ext_train.retrieval import Embedder, PartsService
@@ -61,6 +61,7 @@ def index_of(
     listener: OnProgress | None = None,
     by: By | None = None,
     size: int | None = None,
+    rules: FolderRules = AS_KEPT,
 ) -> SearchIndex:
     """Open the index of a run; arguments as for ``load_run``."""
     place = Path(store or run.folder / COLLECTION)
@@ -71,6 +72,11 @@ def index_of(
     if run.recipe.model.takes_vectors:
         if workers is not None:
             raise ConfigError(f"--workers is for reading images, and {run.folder} was trained on vectors; leave it out")
+        if rules != AS_KEPT:
+            raise ConfigError(
+                f"--exclude and --pages are for folders of images, and {run.folder} was trained on vectors; leave them "
+                "out"
+            )
         if by == "features":
             raise ConfigError(
                 f"--by features: {run.folder} was trained on vectors, which are the features; leave it out"
@@ -79,7 +85,8 @@ def index_of(
     computed = NetworkEmbedder(run, by, cut)
     collection = Collection(place, run.folder, computed.identity, computed.size, by, cut=cut)
     levels = _class_levels(data.name, data.settings)
-    images = ImageEmbedder(computed, collection, store is None, workers, listener, levels)
+    of_run = FolderRules.of(data.settings.get("exclude"), data.settings.get("pages"))
+    images = ImageEmbedder(computed, collection, store is None, workers, listener, levels, rules, of_run)
     return SearchIndex(images, data.settings.get("columns"))
 
 
@@ -176,12 +183,16 @@ class SearchIndex:
         source = self.indexed_folder() if folder is None else Path(folder)
         if self.takes_vectors:
             return self._write_index(self.vectors.file_pass(source), factory)
+        rules = None
         if is_table(source):
+            if self.images.typed != AS_KEPT:
+                raise ConfigError(f"{source} is a table; --exclude and --pages are for folders, so leave them out")
             if num_processes() > 1:
                 raise ConfigError(f"{source}: the images of a table are cut by one process; leave out torchrun")
             cut_images(source, self.folder_of_cuts, self.images.channels, self._columns)
             source = self.folder_of_cuts
-        return self._write_index(FolderPass(self.images, source, retry_damaged).embedded(), factory)
+            rules = AS_KEPT
+        return self._write_index(FolderPass(self.images, source, retry_damaged, rules).embedded(), factory)
 
     @property
     def folder_of_cuts(self) -> Path:

@@ -4,6 +4,7 @@ from .options import (
     ComparedBy as ComparedBy,
     DataFolder as DataFolder,
     Device as Device,
+    Exclude as Exclude,
     ImageFolder as ImageFolder,
     OnDevice as OnDevice,
     Overrides as Overrides,
@@ -11,6 +12,7 @@ from .options import (
     RunFolder as RunFolder,
     StoreFolder as StoreFolder,
     Workers as Workers,
+    overrides_of_exclude as overrides_of_exclude,
 )
 from .output import (
     Progress as Progress,

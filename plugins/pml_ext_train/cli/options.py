@@ -16,6 +16,14 @@ ImageFolder = Annotated[Path, Argument(metavar="FOLDER", help="A folder of image
 DataFolder = Annotated[Path | None, Option("--data", help="The folder of the data set's files, if it needs one.")]
 OnDevice = Annotated[Device, Option("--device", help="The device to compute on.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+Exclude = Annotated[
+    list[str] | None,
+    Option(
+        metavar="PATTERN",
+        help="Leave out files and folders that match, as in .gitignore, for example thumbs/; repeatable. It is kept "
+        "with the run and its index; '!*' brings everything back.",
+    ),
+]
 ComparedBy = Annotated[
     Literal["embeddings", "features"] | None,
     Option(
@@ -54,3 +62,12 @@ if TYPE_CHECKING:
     Overrides = Annotated[list[Override] | None, _SET]
 else:
     Overrides = Annotated[list[str] | None, _SET]  # what typer reads; commands get what _parsed returns
+
+
+def overrides_of_exclude(patterns: list[str] | None) -> list[Override]:
+    """The override that leaves files out of a data set; empty without patterns."""
+    from ..recipe import Override
+
+    if not patterns:
+        return []
+    return [Override("data.exclude", patterns, " ".join(f"--exclude {pattern}" for pattern in patterns))]

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from pml_ext.errors import ConfigError
 
-from .options import AsJson, DataFolder, OnDevice, Overrides, RunFolder
+from .options import AsJson, DataFolder, Exclude, OnDevice, Overrides, RunFolder, overrides_of_exclude
 from .output import Progress, process_number, stdout
 from .results import print_results
 
@@ -27,6 +27,7 @@ def train(
     seeds: Annotated[int, Option(min=1, help="Number of seeds: a run for each, then mean and standard deviation.")] = 1,
     device: OnDevice = "auto",
     overrides: Overrides = None,
+    exclude: Exclude = None,
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out.")] = False,
     on_nonfinite: Annotated[
         Literal["stop", "skip"],
@@ -79,7 +80,7 @@ def train(
                 seeds=seeds,
                 device=device,
                 data=data,
-                overrides=[*general, *(overrides or ())],
+                overrides=[*general, *(overrides or ()), *overrides_of_exclude(exclude)],
                 resume=resume or restarted(),
                 listener=bar if first else None,
                 on_nonfinite=on_nonfinite,

@@ -17,6 +17,13 @@ with needs_extra("train", "a data set"):
     )
     from .companions import Companions as Companions, companions_in as companions_in
     from .digits import digits as digits, digits_unseen as digits_unseen
+    from .exclusion import (
+        AS_KEPT as AS_KEPT,
+        IGNORE_FILE as IGNORE_FILE,
+        Exclusion as Exclusion,
+        FolderRules as FolderRules,
+        Pages as Pages,
+    )
     from .folder import (
         SPLIT_FOLDERS as SPLIT_FOLDERS,
         VALIDATION_FOLDERS as VALIDATION_FOLDERS,

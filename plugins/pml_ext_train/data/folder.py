@@ -11,7 +11,8 @@ from typing import Literal
 from pml_ext.errors import ConfigError, DataError
 
 from ..files.stat import composed, doubt_about
-from .listing import LINKED_FOLDER, RUN, SYSTEM_FOLDER, Listing, list_folder
+from .exclusion import Exclusion, FolderRules, Pages
+from .listing import LINKED_FOLDER, RUN, SYSTEM_FOLDER, Listing, list_part
 from .published import Entry, labeled_part
 from .splits import DataSplits, check_trainable, divide
 
@@ -36,6 +37,8 @@ def folder(
     seed: int | None = None,
     classes: Literal["outer", "leaf"] = "outer",
     levels: int | None = None,
+    exclude: list[str] | None = None,
+    pages: Pages = "first",
 ) -> DataSplits:
     """Load a folder of images, one sub-folder per class, or ``train/CLASS`` and ``test/CLASS``.
 
@@ -53,6 +56,8 @@ def folder(
         classes: in nested folders, the class is the outermost folder (``"outer"``), or the innermost, named by its path
             (``"leaf"``).
         levels: instead of ``classes``: depth of the class folders, for a hierarchy of classes.
+        exclude: patterns as in ``.gitignore``, relative to the folder, of files and folders to leave out.
+        pages: ``"all"`` makes each page of a TIFF, and each frame of an animation, an image of its own.
 
     Raises:
         ConfigError: a setting is outside its range.
@@ -76,7 +81,11 @@ def folder(
         if unused:
             notes.append(f"{place} has the folders train and test, so {', '.join(unused)} has no effect")
 
-    listings = [list_folder(part) for part in parts]
+    exclusion = Exclusion(place, exclude or ())
+    listings = [list_part(part, exclusion, FolderRules(pages=pages)) for part in parts]
+    for listing in listings:
+        exclusion.check_rest(listing.names)
+    notes += filter(None, [exclusion.summary])
     found = [_entries(listing, depth) for listing in listings]
     names = sorted({entry.name for entry in itertools.chain(*found)})
     labels = {name: label for label, name in enumerate(names)}

@@ -15,7 +15,8 @@ from pml_ext.errors import DataError
 
 from ..files import FileStat
 from .companions import companions_in
-from .reading import IMAGE_ENDINGS
+from .exclusion import AS_KEPT, Exclusion, FolderRules
+from .reading import IMAGE_ENDINGS, pages_of
 
 CLUSTERS_TABLE = "clusters.csv"  # written by pml-ext cluster, beside its contact sheets
 CLUSTERS_COLUMNS = ("path", "cluster", "distance_to_center", "class", "sheet")
@@ -35,22 +36,33 @@ class Listing(NamedTuple):
     """The visible files below a folder, ordered by path."""
 
     folder: Path
-    names: list[str]
+    names: list[str]  # relative to the folder; ``scan.tif#2`` is a page of a file
     stats: list[FileStat]
     others: dict[str, str]  # path and reason of each entry that is not read as an image
     unlisted: list[str]  # folders and files that could not be examined
+    left_out: str = ""  # a line about images that patterns leave out
 
 
-def list_folder(folder: Path) -> Listing:
-    """List the images below a folder without opening them.
+def list_folder(folder: Path, rules: FolderRules = AS_KEPT) -> Listing:
+    """List the images below a folder; only to count pages, some are opened.
 
-    Skips hidden entries, system folders such as recycle bins, linked folders, runs and contact sheets.
+    Skips hidden entries, system folders such as recycle bins, linked folders, runs and contact sheets. DataError if
+    the patterns of ``rules`` and of the folder's ``.pml-ext-ignore`` leave no image.
     """
+    exclusion = Exclusion(folder, rules.exclude or ())
+    listing = list_part(folder, exclusion, rules)
+    exclusion.check_rest(listing.names)
+    return listing._replace(left_out=exclusion.summary)
+
+
+def list_part(folder: Path, exclusion: Exclusion, rules: FolderRules) -> Listing:
+    """List a folder, or a sub-folder of the one that the patterns are relative to."""
     if folder.is_file():
         raise DataError(f"{folder} is a file, not a folder of images. To index a table, type: pml-ext index RUN TABLE")
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
     listing = Listing(folder, [], [], {}, [])
+    start = f"{folder.relative_to(exclusion.folder).as_posix()}/".removeprefix("./")
     try:
         waiting = _entries(listing, "")
     except OSError as error:
@@ -58,14 +70,20 @@ def list_folder(folder: Path) -> Listing:
     while waiting:  # no recursion: folders may be nested deeper than Python's stack
         name, entry = waiting.pop()
         try:
-            if entry.is_dir(follow_symlinks=False):
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if exclusion.covers(start + name, is_folder):
+                exclusion.folders += is_folder
+                exclusion.images += not is_folder and name.lower().endswith(IMAGE_ENDINGS)
+            elif is_folder:
                 waiting += _entries(listing, name)
             elif why := _no_image(entry):
                 listing.others[name] = f"{folder / name}: {why}"
             else:
                 about = entry.stat()
-                listing.names.append(name)
-                listing.stats.append((about.st_size, about.st_mtime_ns))
+                pages = pages_of(folder / name) if rules.pages == "all" else []
+                names = [f"{name}#{page}" for page in pages] or [name]
+                listing.names.extend(names)
+                listing.stats.extend([(about.st_size, about.st_mtime_ns)] * len(names))
         except OSError as error:
             listing.others[name] = f"{folder / name}: cannot be read ({error.strerror or error})"
             if error.errno not in _GONE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import stat
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from pml_ext.errors import ConfigError, DataError, PmlExtError, TooManyPixelsError, one_line
 
+from ..files import PAGED_ENDINGS, file_and_page
 from .transforms import KEPT_WHEN_REDUCED
 
 # Formats that Pillow may detect; others run programs (EPS runs Ghostscript).
@@ -29,6 +31,8 @@ IMAGE_ENDINGS = (
 )
 """Endings of image file names, in lower case; folders, indexes and archives read no others."""
 
+_ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # formats whose frames may be images of their own
+_SUBFILE = 254  # tag of a TIFF's page: bit 0 marks a smaller copy of another page
 MAX_PIXELS = "PML_EXT_MAX_PIXELS"  # environment variable that replaces Pillow's limit of pixels
 STRIP = 64  # rows of an image that are copied at once
 NEAR_GROUND = 32  # gray levels within which visible pixels vanish on a ground
@@ -51,24 +55,54 @@ class Box(NamedTuple):
 
 @contextlib.contextmanager
 def open_image(file: str | Path | IO[bytes], name: str | None = None) -> Iterator[Any]:
-    """Open the (first) image of a file with Pillow; read its pixels inside the block.
+    """Open the first image of a file with Pillow, or its page ``FILE#N``; read its pixels inside the block.
 
     Whatever Pillow raises, also inside the block, becomes a DataError with the file's ``name``. Formats are
     :data:`FORMATS`, and HEIC with the extra ``heic``. ``PML_EXT_MAX_PIXELS`` replaces Pillow's limit of pixels.
     """
     if name is None:
         name = str(file)
+    page = 1
     with _naming_damage(name):
-        if isinstance(file, (str, Path)) and not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would never end
-            raise DataError(f"{name}: not a regular file; it must be an image file")
+        if isinstance(file, (str, Path)):
+            file, page = file_and_page(Path(file))
+            if not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would never end
+                raise DataError(f"{name}: not a regular file; it must be an image file")
         limit = _max_pixels()
         with _opened(file, name) as image:
+            if page > 1:
+                image.seek(page - 1)
             if limit is not None and image.width * image.height > limit:
                 raise TooManyPixelsError(
                     f"{name}: {image.width} x {image.height} pixels exceed {MAX_PIXELS}={limit} in the environment; "
                     "set a larger number"
                 )
             yield image
+
+
+def pages_of(file: Path) -> list[int]:
+    """Numbers of a file's pages or frames, from 1; empty for a single image or an unreadable file."""
+    pages: list[int] = []
+    if file.name.lower().endswith(PAGED_ENDINGS):
+        with contextlib.suppress(DataError), open_image(file) as image:
+            if image.format == "TIFF":
+                _add_pages(image, pages)
+            elif image.format in _ANIMATED:
+                pages.extend(range(1, getattr(image, "n_frames", 1) + 1))
+    return [] if pages == [1] else pages
+
+
+def _add_pages(tiff: Any, pages: list[int]) -> None:
+    """Add a file's pages; a damaged one is the last, and reading it says why."""
+    for page in itertools.count(1):
+        pages.append(page)
+        try:
+            tiff.seek(page - 1)
+        except EOFError:
+            pages.pop()
+            return
+        if tiff.tag_v2.get(_SUBFILE, 0) & 1:
+            pages.pop()
 
 
 @contextlib.contextmanager

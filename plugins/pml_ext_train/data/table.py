@@ -11,7 +11,7 @@ from pydantic import BaseModel, InstanceOf, ValidationError, field_validator
 
 from pml_ext.errors import ConfigError, DataError, unknown
 
-from ..files.stat import as_spelled, composed, doubt_about
+from ..files.stat import as_spelled, composed, doubt_about, file_and_page
 from .published import Entry, check_disjoint, labeled, labeled_part
 from .reading import Box
 from .rows import Rows, is_empty, read_rows, rows_of_frame
@@ -206,7 +206,7 @@ def _check_files(
     """Spell paths as their folder does; DataError unless all listed images exist."""
     for row in rows:
         row.path = as_spelled(place, row.path)
-    missing = [row.path for row in rows if not (place / row.path).is_file()]
+    missing = [row.path for row in rows if not file_and_page(place / row.path)[0].is_file()]
     if missing:
         raise DataError(
             f"{place / missing[0]}: no such file, but {file} lists it ({len(missing)} are missing); {advice}"

@@ -33,10 +33,12 @@ from .moving import (
 )
 from .stat import (
     MISSING as MISSING,
+    PAGED_ENDINGS as PAGED_ENDINGS,
     FileStat as FileStat,
     as_spelled as as_spelled,
     composed as composed,
     doubt_about as doubt_about,
+    file_and_page as file_and_page,
     file_stat as file_stat,
     is_inside as is_inside,
     path_bytes as path_bytes,

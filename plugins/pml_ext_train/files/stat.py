@@ -10,12 +10,22 @@ from pathlib import Path
 FileStat = tuple[int, int]
 """Size in bytes, and time of the last modification in nanoseconds since 1970."""
 MISSING: FileStat = (-1, -1)  # of a missing file
+PAGED_ENDINGS = (".tif", ".tiff", ".gif", ".png", ".webp", ".avif")  # of files with pages or frames
+_PAGE = re.compile(rf"(.+(?:{'|'.join(map(re.escape, PAGED_ENDINGS))}))#([1-9][0-9]*)", re.IGNORECASE | re.DOTALL)
+
+
+def file_and_page(path: Path) -> tuple[Path, int]:
+    """The file of a path, and its page from 1: ``scan.tif#2`` is the second page of ``scan.tif``."""
+    found = _PAGE.fullmatch(path.name)
+    if found and (file := path.with_name(found[1])).is_file():
+        return file, int(found[2])
+    return path, 1
 
 
 def file_stat(file: Path) -> FileStat | None:
-    """Size and time of a file, or None if it is missing."""
+    """Size and time of a file, also of one of its pages; None if it is missing."""
     try:
-        found = file.stat()
+        found = file_and_page(file)[0].stat()
     except (OSError, ValueError):  # a path with a zero byte raises ValueError
         return None
     return found.st_size, found.st_mtime_ns

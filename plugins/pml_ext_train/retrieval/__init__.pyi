@@ -9,7 +9,6 @@ from .mirror import Changes as Changes, Mirror as Mirror, StoresService as Store
 from .parts import (
     EmbeddedRows as EmbeddedRows,
     FileEmbedder as FileEmbedder,
-    ImageListing as ImageListing,
     PartsService as PartsService,
     RayWorkers as RayWorkers,
     RowsOfFolder as RowsOfFolder,

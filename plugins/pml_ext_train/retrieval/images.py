@@ -24,7 +24,7 @@ class Embedder(Protocol):
     def size(self) -> int:
         """Length of an embedding."""
 
-    def embed(self, images: "Sequence[Image]") -> "Tensor | Vectors":
+    def embed(self, images: Sequence[Image]) -> Tensor | Vectors:
         """Embed upright RGB images: ``[N, size]``, not normalized."""
 
 
@@ -44,7 +44,7 @@ class EmbeddedImages(Protocol):
         """Classes, or empty strings."""
 
     @property
-    def embeddings(self) -> "Tensor":
+    def embeddings(self) -> Tensor:
         """``[N, D]``, of length 1."""
 
     @property

@@ -2,30 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..files.stat import FileStat
 from .stores import Vectors
 
-
-class ImageListing(Protocol):
-    """Images below a folder, in order."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder, without links."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Paths relative to the folder."""
-
-    @property
-    def stats(self) -> Sequence[FileStat]:
-        """Sizes and times."""
-
-    @property
-    def others(self) -> Mapping[str, str]:
-        """Reason by path of each other file."""
+if TYPE_CHECKING:
+    from ..data import FolderRules, Listing
 
 
 class FileEmbedder(Protocol):
@@ -42,6 +25,10 @@ class FileEmbedder(Protocol):
     @property
     def size(self) -> int:
         """Length of an embedding."""
+
+    @property
+    def rules(self) -> FolderRules:
+        """Which files of a folder are read."""
 
     def embed_files(
         self, files: Sequence[Any], batch_size: int, workers: int | None = None, with_progress: bool = True
@@ -94,14 +81,14 @@ class PartsService(Protocol):
     and ``image`` (bytes), or of tar shards of webdataset, ``photos-{000..015}.tar``.
     """
 
-    def write(self, embedder: FileEmbedder, images: ImageListing | str, part: int, parts: int, out: Path) -> Written:
+    def write(self, embedder: FileEmbedder, images: Listing | str, part: int, parts: int, out: Path) -> Written:
         """Embed a part of the images into files."""
 
     def write_on_ray(
         self,
         embedder: FileEmbedder,
         load: Callable[[], FileEmbedder],
-        images: ImageListing | str,
+        images: Listing | str,
         part: int,
         parts: int,
         out: Path,

@@ -30,7 +30,9 @@ class EmbeddingListener(Protocol):
 class FitService(Protocol):
     """The service ``"fit"``."""
 
-    def run_of_folder(self, folder: Path, device: str, listener: EmbeddingListener) -> Path:
+    def run_of_folder(
+        self, folder: Path, device: str, listener: EmbeddingListener, exclude: Sequence[str] | None = None
+    ) -> Path:
         """The run of a folder of images, or a new one without training; DataError without images."""
 
 
@@ -82,8 +84,17 @@ class SearchedRun(Protocol):
 class SearchService(Protocol):
     """The service ``"search"``."""
 
-    def load_run(self, path: str | Path, device: str = "auto", *, store: str | Path | None = None) -> SearchedRun:
+    def load_run(
+        self,
+        path: str | Path,
+        device: str = "auto",
+        *,
+        store: str | Path | None = None,
+        exclude: Sequence[str] | None = None,
+    ) -> SearchedRun:
         """Load a finished run, with a collection at ``store``; DataError without a run."""
 
-    def run_of(self, place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
+    def run_of(
+        self, place: Path, device: str, listener: EmbeddingListener, exclude: Sequence[str] | None = None
+    ) -> tuple[Path, Path | None]:
         """A run's path and None, or a folder's (new) run and the folder."""

@@ -22,7 +22,7 @@ class Fits:
         self.run = run
         self.asked = []
 
-    def run_of_folder(self, folder, device, listener):
+    def run_of_folder(self, folder, device, listener, exclude=None):
         self.asked.append(folder)
         return self.run
 

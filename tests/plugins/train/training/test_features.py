@@ -273,8 +273,8 @@ def test_replaced_files_are_never_stale(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
     listed = folder_pass.list_folder
 
-    def overtaken(folder):
-        listing = listed(folder)
+    def overtaken(folder, rules):
+        listing = listed(folder, rules)
         for number in range(24):
             pixels = np.random.default_rng(100 + number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "old.png")
