@@ -96,7 +96,7 @@ def distances_of_copies(files: Sequence[Path]) -> Vectors:
             images.append(thumbnail_of(change(photograph)))
     if not images:
         return np.empty(0, dtype=np.float32)
-    thumbnails = Thumbnails(torch.stack(images))
+    thumbnails = Thumbnails.of(torch.stack(images))
     family = 1 + len(CHANGES)
     copies = np.flatnonzero(np.arange(len(images)) % family)
     return thumbnails.distances(copies, copies // family * family)

@@ -148,6 +148,8 @@ def test_a_file_of_vectors_is_compared(command, tmp_path):
         (("--against", "PHOTOS"), "it shares images with"),
         (("--move", "PHOTOS/aside"), "it is inside "),
         (("--undo", "aside", "--kind", "exact"), "--undo cannot be combined"),
+        (("--turned", "--kind", "exact"), "--turned finds near copies only; add --kind near"),
+        (("--by", "embeddings"), "is not a run; name the folder of a run, or leave out --by"),
         (("--undo", "aside"), "no list of moved images"),
         (("--delete",), "--move FOLDER moves them"),
     ],

@@ -12,7 +12,7 @@ from ..search.photographs import photograph, stacked
 
 
 def thumbnails_of(images):
-    return Thumbnails(stacked([thumbnail_of(image) for image in images]))
+    return Thumbnails.of(stacked([thumbnail_of(image) for image in images]))
 
 
 def distance(one, other):
