@@ -16,11 +16,11 @@ from pml_ext_train.data import SYSTEM_FOLDER, is_run, is_system_folder, is_vecto
 from pml_ext_train.files import check_writable, write_text
 from pml_ext_train.retrieval import SearchedRun, SearchService
 
+from .groups import KINDS, Duplicates
+from .set_aside import SetAside, finish_moves, link_copies, move_back, move_copies
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from .groups import Duplicates
-    from .set_aside import SetAside
 
 _SHOWN = 200  # rows of the table in a terminal
 
@@ -58,7 +58,8 @@ def duplicates(
         bool,
         Option(
             "--turned",
-            help="Also find copies that are mirrored, turned by 90, 180 or 270 degrees, or captioned.",
+            help="Also find copies that are mirrored, turned by 90, 180 or 270 degrees, or captioned. Comparing takes "
+            "about three times as long.",
         ),
     ] = False,
     by: Annotated[
@@ -227,7 +228,6 @@ def _of_files(
     from rich import progress
 
     from .duplicates import find_duplicates
-    from .groups import KINDS
     from .image_files import ImageFiles
 
     if old is not None:
@@ -270,8 +270,6 @@ def _check_apart(folder: Path, other: Path) -> None:
 
 
 def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run: Path | None) -> list[str]:
-    from .set_aside import link_copies, move_copies
-
     if move is None:
         done = link_copies(found, roots)
         lines = [f"{counted(done.files, 'file')} replaced by hard links to equal files: {done.space:,} bytes freed"]
@@ -286,8 +284,6 @@ def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run:
 
 def _finish_moves(move: Path, root: Path) -> bool:
     """Continue an interrupted move; return whether it moved images."""
-    from .set_aside import finish_moves
-
     done = finish_moves(move, [root])
     if done.files or done.left:
         say("; ".join([f"continued an interrupted --move: {counted(done.files, 'image')} moved", *_left(done)]))
@@ -295,8 +291,6 @@ def _finish_moves(move: Path, root: Path) -> bool:
 
 
 def _undo(data: Path, folder: Path, as_json: bool) -> None:
-    from .set_aside import move_back
-
     run = _run_of(data)
     root = data if run is None else run.indexed_images().folder
     done = move_back(folder, root)

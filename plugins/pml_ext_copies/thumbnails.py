@@ -137,10 +137,8 @@ class Thumbnails:
     @functools.cached_property
     def wholes(self) -> Tensor:
         """The vectors of all whole thumbnails, ``[N, D]``."""
-        blocks = [torch.empty(0, COMPARED**2 + 4)]
-        for start in range(0, len(self), _TILE):
-            blocks.append(self.vectors(slice(start, start + _TILE))[:, 0])
-        return torch.cat(blocks)
+        tiles = [self.vectors(slice(start, start + _TILE))[:, 0] for start in range(0, len(self), _TILE)]
+        return torch.cat([torch.empty(0, COMPARED**2 + 4), *tiles])
 
     def distances(self, first: Numbers, second: Numbers) -> Vectors:
         r"""The distance of each pair: the smallest from a part of one image to the other image.

@@ -26,7 +26,6 @@ _JUMP = 10.0  # gray levels, between a caption and the rest
 _PLAIN = 15.0  # gray levels from the median background of a caption
 _ACROSS = 0.75  # of the columns show the edge and the background of a caption
 _BLOCK = 1 << 15  # pairs that are compared at a time
-_QUERIES = 4096  # embeddings that are searched at a time
 
 
 class Alignment(NamedTuple):
@@ -111,13 +110,7 @@ def confirmed_pairs(thumbnails: Thumbnails, first: Numbers, second: Numbers, rad
 
 def neighbor_pairs(embeddings: Tensor) -> tuple[Numbers, Numbers]:
     """Each image and its eight nearest ones by embeddings ``[N, D]``."""
-    nearest = NearestVectors(embeddings)
-    found = []
-    for start in range(0, len(embeddings), _QUERIES):
-        rows, others = nearest.pairs(embeddings[start : start + _QUERIES])
-        found.append(unique_pairs(start + rows, others))
-    first, second = map(np.concatenate, zip(*found, strict=True))
-    return unique_pairs(first, second)
+    return unique_pairs(*NearestVectors(embeddings).pairs(embeddings))
 
 
 def distances_from(

@@ -167,7 +167,7 @@ def test_every_command_of_copies_runs(folder, pml_ext_command):
     Image.open(first).resize((33, 27)).save(folder / "photos" / "copy1.jpg", quality=60)
     for name in ("train", "test"):
         shutil.copytree(folder / "photos" / "wren", folder / name)
-    assert len(run_the_page("copies", pml_ext_command)) == 6
+    assert len(run_the_page("copies", pml_ext_command)) == 7
 
 
 @pytest.mark.timeout(900)
