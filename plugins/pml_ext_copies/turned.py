@@ -25,7 +25,7 @@ _REST = STORED - _BAR - 1  # rows without a caption, whose edge is blurred
 _JUMP = 10.0  # gray levels, between a caption and the rest
 _PLAIN = 15.0  # gray levels from the median background of a caption
 _ACROSS = 0.75  # of the columns show the edge and the background of a caption
-_BLOCK = 1 << 15  # pairs that are compared at a time
+_BLOCK = 1 << 12  # pairs that are compared at a time
 
 
 class Alignment(NamedTuple):
@@ -52,7 +52,7 @@ class Alignment(NamedTuple):
             there = _rows_of(thumbnails, others)
             may_match = np.ones(len(places), dtype=bool)
             if self.caption_last is not None:
-                may_match = _show_caption(self.caption_last(here.gray)[one], self.caption_last(there.gray)[other])
+                may_match = _show_caption(self.caption_last(here.gray), self.caption_last(there.gray), (one, other))
                 there = self.shown(there)
             here = self.shown(here)
             both = Thumbnails(torch.cat([here.gray, there.gray]), torch.cat([here.colors, there.colors]))
@@ -67,7 +67,9 @@ def _symmetry(turns: int, is_mirrored: bool) -> Alignment:
     def view(gray: Tensor) -> Tensor:
         return torch.rot90(gray.flip(-1) if is_mirrored else gray, -turns, (-2, -1))
 
-    changes = ["mirrored"] * is_mirrored + [f"turned {90 * turns} degrees"] * (turns > 0)
+    changes = ["mirrored"] if is_mirrored else []
+    if turns:
+        changes.append(f"turned {90 * turns} degrees")
     return Alignment(tuple(changes), view, is_ordered=turns % 2 == 1 and not is_mirrored)
 
 
@@ -134,27 +136,35 @@ def _rows_of(thumbnails: Thumbnails, rows: Numbers) -> Thumbnails:
     return Thumbnails(thumbnails.gray[rows], thumbnails.colors[rows])
 
 
-def _show_caption(first: Tensor, second: Tensor) -> NDArray[np.bool_]:
-    """Whether one of two thumbnails ``[P, 64, 64]`` has a caption in the last eighth of its rows.
+def _show_caption(first: Tensor, second: Tensor, pairs: tuple[Numbers, Numbers]) -> NDArray[np.bool_]:
+    """Whether one image of each pair has a caption in the last eighth of its thumbnail, ``[N, 64, 64]``.
 
-    Its background is plain, and the difference between the thumbnails changes at its edge.
+    The background of a caption is plain, and the difference between the thumbnails changes at its edge.
     """
-    shown = torch.stack([first, second]).float()
-    background = _pairs_of_rows(shown)[:, :, _REST - 1 :]
-    off_background = (background - background.median(3, keepdim=True).values).abs()
-    is_plain = ((off_background <= _PLAIN).float().mean(3) >= _ACROSS).any(0)
-    rest = shown[:, :, :_REST].flatten(2)
-    contrasts = rest.std(2).clamp(min=1)
-    one, other = (shown - rest.mean(2)[:, :, None, None]) / contrasts[:, :, None, None]
-    differences = _pairs_of_rows((one - other) * contrasts.mean(0)[:, None, None])
-    jumps = (differences[:, 3:] - differences[:, :-3])[:, _REST - 4 :].abs()
+    one, other = pairs
+    is_plain, contrasts, rows = _last_rows(first)
+    is_plain_too, other_contrasts, other_rows = _last_rows(second)
+    scale = (contrasts[one] + other_contrasts[other]) / 2
+    differences = (rows[one] - other_rows[other]) * scale[:, None, None]
+    jumps = (differences[:, 3:] - differences[:, :-3]).abs()
     is_edge = (jumps >= _JUMP).float().mean(2) >= _ACROSS
-    has_caption: NDArray[np.bool_] = (is_plain & is_edge).any(1).numpy()
+    has_caption: NDArray[np.bool_] = (is_edge & (is_plain[one] | is_plain_too[other])).any(1).numpy()
     return has_caption
 
 
-def _pairs_of_rows(shown: Tensor) -> Tensor:
-    return (shown[..., 1:, :] + shown[..., :-1, :]) / 2
+def _last_rows(gray: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each pair of rows near a caption's edge: whether the rows below are plain, and normalized levels.
+
+    Between the two is the contrast of the rest, by which levels are normalized.
+    """
+    shown = gray.float()
+    rest = shown[:, :_REST].flatten(1)
+    contrasts = rest.std(1).clamp(min=1)
+    rows = (shown[:, _REST - 4 : -1] + shown[:, _REST - 3 :]) / 2
+    below = rows[:, 3:]
+    off_background = (below - below.median(2, keepdim=True).values).abs()
+    is_plain = (off_background <= _PLAIN).float().mean(2) >= _ACROSS
+    return is_plain, contrasts, (rows - rest.mean(1)[:, None, None]) / contrasts[:, None, None]
 
 
 def _within(radius: float, alignment: Alignment, thumbnails: Thumbnails, first: Numbers, second: Numbers) -> Pairs:
