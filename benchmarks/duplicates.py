@@ -197,6 +197,9 @@ def main() -> None:
         print(f"{len(paths)} images, radius {found.radius:.3f}, {seconds:.0f} s of processors")
         print(f"precision {precision:.4f}, recall {recall:.4f}; {mixed} of {len(groups)} groups are mixed")
         if given.turned:
+            for group in groups:
+                if len({path.partition("/")[0] for path in group}) > 1:
+                    print(f"  mixed: {', '.join(group)}")
             together = [{path.rpartition("/")[2] for path in group} for group in groups]
             for name in TURNED:
                 print(f"  {name}: {sum({'original.png', name} <= names for names in together)} found")

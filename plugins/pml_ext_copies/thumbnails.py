@@ -120,10 +120,10 @@ class Thumbnails:
         distances: Vectors = (2 - 2 * nearest).clamp(min=0).sqrt().numpy()
         return distances
 
-    def strengths_of_details(self) -> Vectors:
-        """The root mean square of each image's details, in gray levels."""
-        strengths: Vectors = _raw_details_of(self.gray.float()[:, None]).square().mean(1).sqrt().numpy()
-        return strengths
+    def fractions_of_details(self) -> Vectors:
+        """The fraction of each image with details, from 0 to 1."""
+        fractions: Vectors = (_raw_details_of(self.gray.float()[:, None]).abs() >= NOISE).float().mean(1).numpy()
+        return fractions
 
     def _smooth(self, rows: Numbers | slice) -> tuple[Tensor, Tensor]:
         """Smoothed thumbnails ``[B, 1, 64, 64]``, and color entries, ``[B, 4]``."""

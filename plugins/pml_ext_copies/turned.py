@@ -18,7 +18,7 @@ from .thumbnails import STORED, NearestVectors, Thumbnails, candidates, unique_p
 
 _ALIKE = 0.6  # coarse distance up to which pairs are compared
 _BETTER = 0.5  # of the distance without alignment; symmetric images are as near without it
-_LEAST_DETAIL = 2.0  # gray levels; smoother images fit too many others
+_LEAST_DETAIL = 0.5  # of an image; plainer ones fit too many others
 _CAPTIONED = 0.5  # of the radius, for captioned images, of which less is compared
 _BAR = STORED // 8  # height of a caption
 _REST = STORED - _BAR - 1  # rows without a caption, whose edge is blurred
@@ -57,7 +57,7 @@ class Alignment(NamedTuple):
             here = self.shown(here)
             both = Thumbnails(torch.cat([here.gray, there.gray]), torch.cat([here.colors, there.colors]))
             other += len(ones)
-            detailed = both.strengths_of_details() >= _LEAST_DETAIL
+            detailed = both.fractions_of_details() >= _LEAST_DETAIL
             may_match &= detailed[one] & detailed[other] & (both.coarse_distances(one, other) <= _ALIKE)
             distances[places[may_match]] = both.distances(one[may_match], other[may_match])
         return distances

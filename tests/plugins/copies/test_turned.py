@@ -103,16 +103,20 @@ def test_photographs_of_one_place_differ(tmp_path, is_symmetric):
     assert find_duplicates(files_of(tmp_path), 0.15, turned=True) == find_duplicates(files_of(tmp_path), 0.15)
 
 
-def test_smooth_and_symmetric_images_are_not_turned(tmp_path):
+def test_plain_and_symmetric_images_are_not_turned(tmp_path):
     ramp = Image.linear_gradient("L")
     for number, turn in enumerate((Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.ROTATE_180)):
         ramp.transpose(turn).save(tmp_path / f"ramp-{number}.png")
+    for number in range(3):
+        page = Image.new("L", (400, 300), "white")
+        ImageDraw.Draw(page).text((20, 100 + 40 * number), "lines of a screenshot " * number, "black")
+        captioned(page, is_top=number == 1).save(tmp_path / f"page-{number}.png")
     symmetric = Image.blend(photograph(1), ImageOps.mirror(photograph(1)), 0.5)
     symmetric.save(tmp_path / "one.png")
     ImageOps.mirror(ImageEnhance.Brightness(symmetric).enhance(1.1)).save(tmp_path / "two.png")
-    (group,) = find_duplicates(files_of(tmp_path), 0.2, turned=True).groups
-    assert {image.path for image in group.images} == {"one.png", "two.png"}
-    assert group.about(group.images[1]) == "near"
+    found = find_duplicates(files_of(tmp_path), 0.2, turned=True)
+    assert found == find_duplicates(files_of(tmp_path), 0.2)
+    assert {"one.png", "two.png"} in [{image.path for image in group.images} for group in found.groups]
 
 
 def test_another_kept_image_turns_the_others(tmp_path):
