@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.duplicates FOLDER [--photographs 100] [--among 900]`` draws photographs, writes each with seven
 changes, and counts pairs of images in one group. ``--among N`` adds photographs without copies. ``--scenes SIDE`` cuts
-large pictures into squares first.
+large pictures into squares first. ``--turned`` writes mirrored, turned and captioned copies instead.
 
 Compared, each at its best threshold for a precision of 0.99: gray thumbnails; with ``--run RUN`` the features of a
 trunk; and the hashes of imagededup, if installed.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
 from pml_ext import load_run
@@ -58,6 +58,25 @@ CHANGES: dict[str, Callable[[Image.Image, str], None]] = {
 }
 
 
+def captioned(image: Image.Image) -> Image.Image:
+    """An image with a bar of text over the lower eighth."""
+    shown = image.copy()
+    draw = ImageDraw.Draw(shown)
+    top = image.height - image.height // 8
+    draw.rectangle((0, top, image.width, image.height), "black")
+    draw.text((image.width // 20, top + image.height // 40), "seen this morning", "white", font_size=image.height // 12)
+    return shown
+
+
+TURNED: dict[str, Callable[[Image.Image, str], None]] = {
+    "original.png": CHANGES["original.png"],
+    "mirrored.jpg": lambda image, place: ImageOps.mirror(image).save(place),
+    "turned-90.jpg": lambda image, place: image.transpose(Image.Transpose.ROTATE_270).save(place),
+    "turned-180.jpg": lambda image, place: image.transpose(Image.Transpose.ROTATE_180).save(place),
+    "captioned.jpg": lambda image, place: captioned(image).save(place),
+}
+
+
 def photographs(files: Sequence[Path], scenes: int) -> Iterator[Image.Image]:
     """Images of files, or squares of ``scenes`` pixels that are cut from them."""
     for file in files:
@@ -72,12 +91,14 @@ def photographs(files: Sequence[Path], scenes: int) -> Iterator[Image.Image]:
                     yield scene
 
 
-def write_copies(images: Sequence[Image.Image], copied: int, place: Path) -> None:
+def write_copies(
+    images: Sequence[Image.Image], copied: int, place: Path, changes: dict[str, Callable[[Image.Image, str], None]]
+) -> None:
     """Write the first photographs with their changes, and the others unchanged."""
     for number, image in enumerate(images):
         folder = place / f"{number:05d}"
         folder.mkdir()
-        for name, write in CHANGES.items():
+        for name, write in changes.items():
             if number < copied or name == "original.png":
                 write(image, str(folder / name))
 
@@ -148,6 +169,7 @@ def main() -> None:
     parser.add_argument("--photographs", type=int, default=100)
     parser.add_argument("--among", type=int, default=0, help="photographs without copies")
     parser.add_argument("--scenes", type=int, default=0, help="side of the squares that are cut from each picture")
+    parser.add_argument("--turned", action="store_true", help="mirrored, turned and captioned copies")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run", type=Path, help="a run whose features are compared as well")
     given = parser.parse_args()
@@ -161,16 +183,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "images"
         folder.mkdir()
-        write_copies(images[: given.photographs + given.among], given.photographs, folder)
+        changes = TURNED if given.turned else CHANGES
+        write_copies(images[: given.photographs + given.among], given.photographs, folder, changes)
         paths = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.*"))
         begun = time.process_time()
-        found = find_duplicates(ImageFiles(folder, paths))
+        found = find_duplicates(ImageFiles(folder, paths), turned=given.turned)
         seconds = time.process_time() - begun
         groups = [[image.path for image in group.images] for group in found.groups]
         precision, recall = scores(groups, paths)
         mixed = sum(len({path.partition("/")[0] for path in group}) > 1 for group in groups)
         print(f"{len(paths)} images, radius {found.radius:.3f}, {seconds:.0f} s of processors")
         print(f"precision {precision:.4f}, recall {recall:.4f}; {mixed} of {len(groups)} groups are mixed")
+        if given.turned:
+            for group in groups:
+                if len({path.partition("/")[0] for path in group}) > 1:
+                    print(f"  mixed: {', '.join(group)}")
+            together = [{path.rpartition("/")[2] for path in group} for group in groups]
+            for name in TURNED:
+                print(f"  {name}: {sum({'original.png', name} <= names for names in together)} found")
+            return
         print(f"recall at precision {PRECISION}, with the best threshold:")
         print(f"  thumbnails: {best_recall(thumbnails(folder, paths), paths):.3f}")
         if given.run is not None:

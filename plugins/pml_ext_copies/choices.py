@@ -7,14 +7,13 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from pml_ext.errors import DataError, counted, printable
 from pml_ext_train.data import read_rows
 from pml_ext_train.files import composed
 
-from .groups import Copy, Duplicates, Group
+from .groups import Copy, Duplicates, FromKept, Group
 from .thumbnails import read_thumbnails
+from .turned import ALIGNMENTS, distances_from
 
 _WANTED = "wanted a table as --csv writes it, with the columns kind, keep (yes or no) and path"
 _ANSWERS = {"yes": True, "true": True, "no": False, "false": False}  # spreadsheets write TRUE and FALSE
@@ -106,7 +105,7 @@ def _with_others(group: Group, instead: Mapping[str, Copy]) -> Group:
     images = []
     for image in group.images:
         other = instead.get(image.path, image)
-        images.append(dataclasses.replace(other, distance=image.distance, stays=image.stays))
+        images.append(dataclasses.replace(other, distance=image.distance, stays=image.stays, changes=image.changes))
     pairs = [(_path_of(first, instead), _path_of(second, instead), far) for first, second, far in group.near_pairs]
     return dataclasses.replace(group, images=images, near_pairs=pairs)
 
@@ -123,18 +122,21 @@ def _keeping(group: Group, paths: Collection[str]) -> Group:
     others = [image for image in group.images if image is not first]
     if first is not group.keep:
         distances = _distances(group, [first, *others])
-        others = [dataclasses.replace(image, distance=far) for image, far in zip(others, distances, strict=True)]
+        others = [
+            dataclasses.replace(image, distance=far, changes=changes)
+            for image, (far, changes) in zip(others, distances, strict=True)
+        ]
     others.sort(key=lambda image: image.distance)
-    images = [dataclasses.replace(first, distance=0.0, stays=False)]
+    images = [dataclasses.replace(first, distance=0.0, stays=False, changes=())]
     images += [dataclasses.replace(image, stays=image.path in paths) for image in others]
     return dataclasses.replace(group, images=images)
 
 
-def _distances(group: Group, images: Sequence[Copy]) -> list[float]:
+def _distances(group: Group, images: Sequence[Copy]) -> list[FromKept]:
     if group.kind != "near":
-        return [0.0] * (len(images) - 1)
+        return [(0.0, ())] * (len(images) - 1)
     thumbnails, problems = read_thumbnails([image.file for image in images])
     for reason in problems.values():
         raise DataError(f"{reason}; search for copies again")
-    others = np.arange(1, len(images))
-    return [*map(float, thumbnails.distances(np.zeros_like(others), others))]
+    are_turned = any(image.changes for image in group.images)
+    return distances_from(thumbnails, 0, range(1, len(images)), ALIGNMENTS if are_turned else ())

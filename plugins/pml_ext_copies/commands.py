@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from typer import Argument, Option
 
@@ -24,9 +24,11 @@ from pml_ext_train.data import (
 from pml_ext_train.files import check_writable, file_stat, write_text
 from pml_ext_train.retrieval import SearchedRun, SearchService
 
+from .groups import KINDS, Duplicates
+from .set_aside import SetAside, finish_moves, link_copies, move_back, move_copies
+
 if TYPE_CHECKING:
-    from .groups import Duplicates
-    from .set_aside import SetAside
+    from torch import Tensor
 
 _SHOWN = 200  # rows of the table in a terminal
 
@@ -60,6 +62,18 @@ def duplicates(
         list[str] | None,
         Option(help="Only copies of this kind: exact (bytes), same (pixels) or near; repeatable (default: all)."),
     ] = None,
+    turned: Annotated[
+        bool,
+        Option(
+            "--turned",
+            help="Also find copies that are mirrored, turned by 90, 180 or 270 degrees, or captioned. Comparing takes "
+            "about three times as long.",
+        ),
+    ] = False,
+    by: Annotated[
+        Literal["thumbnails", "embeddings"],
+        Option(help="With a run: embeddings also compares neighbors by embedding, as --turned does, but sooner."),
+    ] = "thumbnails",
     csv: Annotated[Path | None, Option("--csv", metavar="FILE", help="Write a table, a row for each image.")] = None,
     sheet: Annotated[Path | None, Option(metavar="FILE", help="Draw a contact sheet, a PNG file.")] = None,
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a page with the pairs side by side.")] = None,
@@ -84,8 +98,9 @@ def duplicates(
     Examples:
         pml-ext duplicates photographs
         pml-ext duplicates photographs --kind same --move aside
+        pml-ext duplicates photographs --turned --html copies.html
     """
-    of_files = (against, kind, link, move, sheet, html, keep != "most-pixels")
+    of_files = (against, kind, turned, by != "thumbnails", link, move, sheet, html, keep != "most-pixels")
     if delete:
         raise ConfigError(
             "--delete: copies are never deleted; --move FOLDER moves them to a folder that you may delete"
@@ -104,6 +119,8 @@ def duplicates(
         if link:
             raise ConfigError("--link and --move exclude each other; use one of them")
         check_writable("--move", move)
+    if kind and "near" not in kind and (turned or by == "embeddings"):
+        raise ConfigError(f"{'--turned' if turned else '--by embeddings'} finds near copies only; add --kind near")
     table = Path(keep) if keep.lower().endswith(".csv") else None
     if table is not None and against is not None:
         raise ConfigError(f"--keep {keep}: with --against, the images of {against} are kept; leave out one of them")
@@ -124,7 +141,8 @@ def duplicates(
         if against is not None:
             old = _source_of(against, None, exclude, "--against ")
             roots.append(old.folder)
-        found = _of_files(source, old, radius, "most-pixels" if table else keep, kind)
+        embeddings = _embeddings_of(source, against) if by == "embeddings" else None
+        found = _of_files(source, old, radius, "most-pixels" if table else keep, kind, turned, embeddings)
         if table is not None:
             found = _keep_listed(found, table)
     summary = found.summary(noun)
@@ -212,12 +230,17 @@ def _of_vectors(source: _Source, radius: float | None) -> Duplicates:
 
 
 def _of_files(
-    source: _Source, old: _Source | None, radius: float | None, keep: str, kinds: Sequence[str] | None
+    source: _Source,
+    old: _Source | None,
+    radius: float | None,
+    keep: str,
+    kinds: Sequence[str] | None,
+    turned: bool,
+    embeddings: Tensor | None,
 ) -> Duplicates:
     from rich import progress
 
     from .duplicates import find_duplicates
-    from .groups import KINDS
     from .image_files import ImageFiles
 
     if old is not None:
@@ -226,7 +249,21 @@ def _of_files(
     console = stderr()
     with progress.Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("read", total=len(images))
-        return find_duplicates(images, radius, keep, kinds or KINDS, lambda done: bar.update(task, completed=done))
+
+        def listener(done: int) -> None:
+            bar.update(task, completed=done)
+
+        return find_duplicates(images, radius, keep, kinds or KINDS, listener, turned, embeddings)
+
+
+def _embeddings_of(source: _Source, against: Path | None) -> Tensor:
+    if source.run is None:
+        raise ConfigError(f"--by embeddings: {source.folder} is not a run; name the folder of a run, or leave out --by")
+    if against is not None:
+        raise ConfigError(f"--by embeddings compares the images of one run; leave out --against {against}")
+    images = source.run.indexed_images()
+    rows = {path: row for row, path in enumerate(images.paths)}
+    return images.embeddings[[rows[name] for name in source.names or ()]]
 
 
 def _keep_listed(found: Duplicates, table: Path) -> Duplicates:
@@ -246,8 +283,6 @@ def _check_apart(folder: Path, other: Path) -> None:
 
 
 def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run: Path | None) -> list[str]:
-    from .set_aside import link_copies, move_copies
-
     if move is None:
         done = link_copies(found, roots)
         lines = [f"{counted(done.files, 'file')} replaced by hard links to equal files: {done.space:,} bytes freed"]
@@ -264,8 +299,6 @@ def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run:
 
 def _finish_moves(move: Path, root: Path) -> bool:
     """Continue an interrupted move; return whether it moved images."""
-    from .set_aside import finish_moves
-
     done = finish_moves(move, [root])
     if done.files or done.left:
         say("; ".join([f"continued an interrupted --move: {counted(done.files, 'image')} moved", *_left(done)]))
@@ -273,8 +306,6 @@ def _finish_moves(move: Path, root: Path) -> bool:
 
 
 def _undo(data: Path, folder: Path, as_json: bool) -> None:
-    from .set_aside import move_back
-
     run = _run_of(data)
     root = data if run is None else run.indexed_images().folder
     done = move_back(folder, root)

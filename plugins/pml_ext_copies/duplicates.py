@@ -15,11 +15,12 @@ from pml_ext.evaluation import sample_indices
 from pml_ext_train.files import path_bytes
 from pml_ext_train.retrieval import CopyKind
 
-from .groups import KINDS, Copy, Duplicates, Group
+from .groups import KINDS, Copy, Duplicates, FromKept, Group
 from .image_files import ImageFiles, check_keep
-from .near_pairs import Pairs, components, forest, shortest_pairs
+from .near_pairs import Pairs, components, forest, joined, shortest_pairs
 from .radius import chosen_radius, nearest_beyond
-from .thumbnails import candidates, read_thumbnails
+from .thumbnails import candidates, read_thumbnails, unique_pairs
+from .turned import ALIGNMENTS, confirmed_pairs, distances_from, neighbor_pairs, turned_pairs
 
 _SAME = 0.1  # distance within which pixels are compared
 _EQUAL = 1e-3  # distance of vectors that are equal but for rounding
@@ -40,6 +41,8 @@ def find_duplicates(
     keep: str = "most-pixels",
     kinds: Sequence[str] = KINDS,
     listener: Callable[[int], None] | None = None,
+    turned: bool = False,
+    embeddings: Tensor | None = None,
 ) -> Duplicates:
     """Find the copies among image files; with two folders, only between them.
 
@@ -53,6 +56,8 @@ def find_duplicates(
         keep: which copy of a group is first; see :data:`pml_ext_copies.image_files.KEEPS`.
         kinds: the kinds to find. For exact copies alone, only the images to keep are decoded.
         listener: receives the number of images read so far.
+        turned: also finds near copies that are mirrored, turned by right angles, or captioned.
+        embeddings: of all images, ``[N, D]``, of length 1. Neighbors by embedding are compared too, also turned.
     """
     check_radius(radius)
     check_keep(images, keep)
@@ -73,6 +78,11 @@ def find_duplicates(
         is_old = rest[readable] >= images.first_old
         sets = [readable[~is_old], readable[is_old]]
     first, second = candidates(thumbnails, sets)
+    neighbors = unique_pairs(first[:0], second[:0])
+    if embeddings is not None:
+        one, other = neighbor_pairs(embeddings[rest[readable]].float())
+        neighbors = readable[one], readable[other]
+        first, second = unique_pairs(np.concatenate([first, neighbors[0]]), np.concatenate([second, neighbors[1]]))
     pairs = Pairs(rest[first], rest[second], thumbnails.distances(first, second))
     if "same" in kinds:
         grouping.add("same", _of_equal_pixels(images, pairs))
@@ -82,11 +92,18 @@ def find_duplicates(
         if radius is None:
             radius, made_up = chosen_radius([images.files[number] for number in rest[readable]], pairs, len(images))
 
-        def distances(kept: int, others: Sequence[int]) -> list[float]:
-            places = np.searchsorted(rest, others)
-            return [*map(float, thumbnails.distances(np.searchsorted(rest, [kept] * len(others)), places))]
+        alignments = ALIGNMENTS if turned or embeddings is not None else ()
 
-        grouping.add_near(pairs, radius, distances)
+        def distances(kept: int, others: Sequence[int]) -> list[FromKept]:
+            row, *rows = np.searchsorted(rest, [kept, *others]).tolist()
+            return distances_from(thumbnails, row, rows, alignments)
+
+        aligned = []
+        if embeddings is not None:
+            aligned.append(confirmed_pairs(thumbnails, *neighbors, radius))
+        if turned:
+            aligned.append(turned_pairs(thumbnails, sets, radius))
+        grouping.add_near(joined([pairs, *(found.numbered(rest) for found in aligned)]), radius, distances)
         are_apart = grouping.stands_for[pairs.first] != grouping.stands_for[pairs.second]
         others = nearest_beyond(pairs.where(are_apart), len(images), radius)
         if len(others):
@@ -110,11 +127,11 @@ def find_equal_vectors(ids: Sequence[str], embeddings: Tensor, radius: float | N
         others = _nearest_beyond(points, _EQUAL)
         radius = _EQUAL if others is None else _OF_OTHERS * others
 
-    def distances(kept: int, others: Sequence[int]) -> list[float]:
-        return [*map(float, (points[list(others)] - points[kept]).norm(dim=1))]
+    def distances(kept: int, others: Sequence[int]) -> list[FromKept]:
+        return [(far, ()) for far in (points[list(others)] - points[kept]).norm(dim=1).tolist()]
 
     grouping = _Grouping(
-        ids, lambda number, _: path_bytes(ids[number]), lambda number, distance: Copy(ids[number], distance)
+        ids, lambda number, _: path_bytes(ids[number]), lambda number, distance, _: Copy(ids[number], distance)
     )
     found = shortest_pairs(points, max(radius, _EQUAL))
     grouping.add("same", components(found.where(found.distances <= _EQUAL), len(points)), distances)
@@ -122,8 +139,8 @@ def find_equal_vectors(ids: Sequence[str], embeddings: Tensor, radius: float | N
     return Duplicates(grouping.groups, radius, len(points), nearest_other=_nearest_beyond(points, radius))
 
 
-Distances = Callable[[int, Sequence[int]], list[float]]
-"""The distances from the image to keep to its copies."""
+Distances = Callable[[int, Sequence[int]], list[FromKept]]
+"""The copies of an image to keep, compared with it."""
 
 
 class _Grouping:
@@ -139,7 +156,7 @@ class _Grouping:
         self,
         names: Sequence[str],
         rank: Callable[[int, CopyKind], Any],
-        copy: Callable[[int, float], Copy],
+        copy: Callable[[int, float, tuple[str, ...]], Copy],
     ) -> None:
         self._names = names
         self._rank = rank
@@ -153,10 +170,12 @@ class _Grouping:
         for numbers in members:
             kept = min(numbers, key=lambda number: self._rank(number, kind))
             others = [number for number in numbers if number != kept]
-            lengths = [0.0] * len(others) if distances is None else distances(kept, others)
-            by_distance = sorted(zip(lengths, others, strict=True))
-            copies = [self._copy(number, length) for length, number in by_distance]
-            added[kept] = Group(kind, [self._copy(kept, 0.0), *copies])
+            from_kept = [(0.0, ())] * len(others) if distances is None else distances(kept, others)
+            by_distance = sorted(
+                (far, number, changes) for (far, changes), number in zip(from_kept, others, strict=True)
+            )
+            copies = [self._copy(number, far, changes) for far, number, changes in by_distance]
+            added[kept] = Group(kind, [self._copy(kept, 0.0, ()), *copies])
             self.stands_for[numbers] = kept
         self.groups += sorted(added.values(), key=lambda group: (-len(group.images), path_bytes(group.keep.path)))
         return added

@@ -12,6 +12,9 @@ from pml_ext_train.data import table_text
 from pml_ext_train.files import MISSING, FileStat
 from pml_ext_train.retrieval import CopyKind
 
+FromKept = tuple[float, tuple[str, ...]]
+"""The distance of an image from the one to keep, and how it was turned."""
+
 KINDS: tuple[CopyKind, ...] = get_args(CopyKind)
 _NAMES = {"exact": "same bytes", "same": "same pixels", "near": "near"}
 _IMAGE_FIELDS = ("path", "distance", "bytes", "width", "height")
@@ -56,6 +59,7 @@ class Copy:
     stat: FileStat = MISSING  # when it was compared
     stays: bool = False  # whether it is kept too: of the folder that others are compared with, or by choice
     traits: Traits | None = None
+    changes: tuple[str, ...] = ()  # mirrored, turned or captioned, compared with the image to keep
 
     @property
     def file(self) -> Path:
@@ -93,14 +97,18 @@ class Group:
         return image is self.keep or image.stays
 
     def differing(self, image: Copy) -> list[str]:
-        """How an image differs from the one to keep besides pixels, such as frames."""
+        """How an image differs from the one to keep besides pixels: mirrored, or in its frames."""
+        return [*image.changes, *self._traits(image)]
+
+    def about(self, image: Copy) -> str:
+        """The kind, and what differs: ``"near, mirrored, different frames"``."""
+        traits = [f"different {name}" for name in self._traits(image)]
+        return ", ".join([_NAMES[self.kind], *image.changes, *traits])
+
+    def _traits(self, image: Copy) -> list[str]:
         if self.keep.traits is None or image.traits is None:
             return []
         return self.keep.traits.differing(image.traits)
-
-    def about(self, image: Copy) -> str:
-        """The kind, and what differs: ``"near, different frames"``."""
-        return ", different ".join([_NAMES[self.kind], *self.differing(image)])
 
     @property
     def space(self) -> int:

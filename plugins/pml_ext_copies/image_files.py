@@ -62,7 +62,7 @@ class ImageFiles:
             return min(numbers) < self.first_old <= max(numbers)
         return len(numbers) > 1
 
-    def copy(self, number: int, distance: float) -> Copy:
+    def copy(self, number: int, distance: float, changes: tuple[str, ...] = ()) -> Copy:
         """An image of a group, at a distance from the one to keep."""
         stat = self.stats[number]
         traits = self.traits(number)
@@ -77,6 +77,7 @@ class ImageFiles:
             (stat.st_size, stat.st_mtime_ns),
             number >= self.first_old,
             traits,
+            changes,
         )
 
     def traits(self, number: int) -> Traits | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +30,10 @@ class Pairs(NamedTuple):
         """The pairs of a mask."""
         return Pairs(self.first[chosen], self.second[chosen], self.distances[chosen])
 
+    def numbered(self, numbers: Numbers) -> Pairs:
+        """The pairs with other numbers, by the present ones."""
+        return Pairs(numbers[self.first], numbers[self.second], self.distances)
+
 
 def shortest_pairs(points: Tensor, radius: float) -> Pairs:
     """The minimum spanning forest of all pairs within a radius.
@@ -48,7 +52,12 @@ def shortest_pairs(points: Tensor, radius: float) -> Pairs:
 
 
 def _forest_of(blocks: list[Pairs], count: int) -> Pairs:
-    return forest(Pairs(*map(np.concatenate, zip(*blocks, strict=True))), count)
+    return forest(joined(blocks), count)
+
+
+def joined(blocks: Sequence[Pairs]) -> Pairs:
+    """The pairs of all blocks."""
+    return Pairs(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
 def _candidates(points: Tensor, radius: float) -> Iterator[Tensor]:

@@ -91,12 +91,10 @@ def distances_of_copies(files: Sequence[Path]) -> Vectors:
             continue
         photograph = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         photograph.thumbnail((_LONGEST, _LONGEST))
-        images.append(thumbnail_of(photograph))
-        for change in CHANGES:
-            images.append(thumbnail_of(change(photograph)))
+        images += [thumbnail_of(photograph), *(thumbnail_of(change(photograph)) for change in CHANGES)]
     if not images:
         return np.empty(0, dtype=np.float32)
-    thumbnails = Thumbnails(torch.stack(images))
+    thumbnails = Thumbnails.of(torch.stack(images))
     family = 1 + len(CHANGES)
     copies = np.flatnonzero(np.arange(len(images)) % family)
     return thumbnails.distances(copies, copies // family * family)

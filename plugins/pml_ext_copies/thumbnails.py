@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,10 +91,16 @@ class Thumbnails:
     around each.
     """
 
-    def __init__(self, images: Tensor) -> None:
-        self.gray = images[:, 0].contiguous()
+    def __init__(self, gray: Tensor, colors: Tensor) -> None:
+        self.gray = gray  # uint8 [N, 64, 64]
+        self.colors = colors  # [N, 3]
+
+    @classmethod
+    def of(cls, images: Tensor) -> Thumbnails:
+        """Thumbnails of images as :func:`thumbnail_of` returns them, stacked."""
         starts = range(0, max(1, len(images)), _TILE)
-        self.colors = torch.cat([images[start : start + _TILE].flatten(2).float().mean(2) for start in starts])
+        colors = [images[start : start + _TILE].flatten(2).float().mean(2) for start in starts]
+        return cls(images[:, 0].contiguous(), torch.cat(colors))
 
     def __len__(self) -> int:
         return len(self.gray)
@@ -102,6 +109,21 @@ class Thumbnails:
         """Vectors of length 1 of parts of thumbnails, ``[B, parts, D]``."""
         smooth, flat = self._smooth(rows)
         return _vectors_of(smooth, flat, torch.tensor(parts).expand(len(smooth), -1, 4))
+
+    def coarse_distances(self, first: Numbers, second: Numbers) -> Vectors:
+        """A quick upper bound of the first part of :meth:`distances`, by seven parts of each image."""
+        nearest = torch.full((len(first),), -1.0)
+        for part in COARSE_PARTS:
+            vectors = self.vectors(slice(None), [part])[:, 0]
+            for one, other in ((first, second), (second, first)):
+                nearest = torch.maximum(nearest, (vectors[one] * self.wholes[other]).sum(1))
+        distances: Vectors = (2 - 2 * nearest).clamp(min=0).sqrt().numpy()
+        return distances
+
+    def fractions_of_details(self) -> Vectors:
+        """The fraction of each image with details, from 0 to 1."""
+        fractions: Vectors = (_raw_details_of(self.gray.float()[:, None]).abs() >= NOISE).float().mean(1).numpy()
+        return fractions
 
     def _smooth(self, rows: Numbers | slice) -> tuple[Tensor, Tensor]:
         """Smoothed thumbnails ``[B, 1, 64, 64]``, and color entries, ``[B, 4]``."""
@@ -115,10 +137,8 @@ class Thumbnails:
     @functools.cached_property
     def wholes(self) -> Tensor:
         """The vectors of all whole thumbnails, ``[N, D]``."""
-        blocks = [torch.empty(0, COMPARED**2 + 4)]
-        for start in range(0, len(self), _TILE):
-            blocks.append(self.vectors(slice(start, start + _TILE))[:, 0])
-        return torch.cat(blocks)
+        tiles = [self.vectors(slice(start, start + _TILE))[:, 0] for start in range(0, len(self), _TILE)]
+        return torch.cat([torch.empty(0, COMPARED**2 + 4), *tiles])
 
     def distances(self, first: Numbers, second: Numbers) -> Vectors:
         r"""The distance of each pair: the smallest from a part of one image to the other image.
@@ -217,39 +237,74 @@ def _sampled(gray: Tensor, parts: Tensor, side: int) -> Tensor:
 
 def _details_of(shown: Tensor) -> Tensor:
     """Details of images ``[B, 1, 48, 48]`` as vectors of length 1."""
-    margin = _DETAIL // 2
-    padded = nn.functional.pad(shown, (margin, margin, margin, margin), mode="replicate")
-    details = (shown - nn.functional.avg_pool2d(padded, _DETAIL, 1)).flatten(1)
+    details = _raw_details_of(shown)
     none = torch.full((len(details), 1), _DETAIL_NOISE * DETAILED)
     return nn.functional.normalize(torch.cat([details, none], 1), dim=1)
 
 
-def candidates(thumbnails: Thumbnails, groups: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
+def _raw_details_of(shown: Tensor) -> Tensor:
+    margin = _DETAIL // 2
+    padded = nn.functional.pad(shown, (margin, margin, margin, margin), mode="replicate")
+    return (shown - nn.functional.avg_pool2d(padded, _DETAIL, 1)).flatten(1)
+
+
+def candidates(
+    thumbnails: Thumbnails, groups: Sequence[Numbers], turned: Thumbnails | None = None, farthest: float = math.inf
+) -> tuple[Numbers, Numbers]:
     """Pairs of images that may be copies: for parts of each, the eight nearest whole images.
 
-    With faiss and more than 20,000 images, a part is compared with 16 lists of an index. ``groups`` has all numbers, or
-    two sets that are searched for each other.
+    With faiss and more than 20,000 images, a part is compared with 16 lists of an index.
+
+    Args:
+        thumbnails: of all images.
+        groups: all numbers, or two sets that are searched for each other.
+        turned: the same images, turned. The first image of a pair is then the turned one; otherwise it has the smaller
+            number.
+        farthest: distance of a part beyond which pairs are left out.
     """
-    total = len(thumbnails)
-    pairs = [np.empty(0, dtype=np.int64)]
+    shown = thumbnails if turned is None else turned
+    found = [unique_pairs(groups[0][:0], groups[0][:0])]
     for queries, searched in {(0, len(groups) - 1), (len(groups) - 1, 0)}:
-        wholes = thumbnails.wholes[groups[searched]]
-        lists = inverted_lists(wholes.numpy())
-        count = min(NEIGHBORS + 1, len(wholes))  # an image may find itself
+        nearest = NearestVectors(thumbnails.wholes[groups[searched]])
         for rows in np.split(groups[queries], range(_TILE, len(groups[queries]), _TILE)):
-            if not count or not len(rows):
+            if not nearest.count or not len(rows):
                 continue
             for part in COARSE_PARTS:
-                vectors = thumbnails.vectors(rows, [part])[:, 0]
-                if lists is None:
-                    places = nearest_of(vectors, count, wholes)[1].numpy()
-                else:
-                    places = lists.search(vectors.numpy(), count)[1]
-                    places = np.where(places < 0, places[:, :1], places)  # where the lists have too few
-                one, other = np.repeat(rows, count), groups[searched][places.ravel()]
-                pairs.append(np.unique(np.minimum(one, other) * total + np.maximum(one, other)))
-    first, second = np.divmod(np.unique(np.concatenate(pairs)), max(1, total))
-    return first[first != second], second[first != second]
+                one, other = nearest.pairs(shown.vectors(rows, [part])[:, 0], farthest)
+                found.append(unique_pairs(rows[one], groups[searched][other], is_ordered=turned is not None))
+    first, second = map(np.concatenate, zip(*found, strict=True))
+    return unique_pairs(first, second, is_ordered=True)
+
+
+def unique_pairs(first: Numbers, second: Numbers, is_ordered: bool = False) -> tuple[Numbers, Numbers]:
+    """Sorted pairs of different numbers, each once; unless they are ordered, the smaller number first."""
+    both = np.stack([first, second])
+    both = both[:, first != second]
+    if not is_ordered:
+        both.sort(axis=0)
+    total = int(both.max(initial=0)) + 1
+    codes = np.unique(both[0] * total + both[1])
+    return codes // total, codes % total
+
+
+class NearestVectors:
+    """The nine nearest of some vectors: eight neighbors, and perhaps the query itself."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.count = min(NEIGHBORS + 1, len(vectors))
+        self._vectors = vectors
+        self._lists = inverted_lists(vectors.numpy())
+
+    def pairs(self, queries: Tensor, farthest: float = math.inf) -> tuple[Numbers, Numbers]:
+        """Rows of queries and of the vectors nearest to each, up to a distance."""
+        if self._lists is None:
+            distances, places = (array.numpy() for array in nearest_of(queries, self.count, self._vectors))
+        else:
+            squares, places = self._lists.search(queries.numpy(), self.count)
+            distances = np.sqrt(np.maximum(squares, 0))
+            places = np.where(places < 0, places[:, :1], places)  # where the lists have too few
+        rows, columns = np.nonzero(distances <= farthest)
+        return rows, places[rows, columns]
 
 
 def read_thumbnails(
@@ -270,7 +325,7 @@ def read_thumbnails(
                     images[place] = image
                 if listener is not None:
                     listener(place + 1)
-    return Thumbnails(images), problems
+    return Thumbnails.of(images), problems
 
 
 def _read(file: Path) -> Tensor | str:

@@ -143,7 +143,7 @@ def test_every_command_of_copies_runs(folder, pml_ext_command):
     Image.open(first).resize((33, 27)).save(folder / "photos" / "copy1.jpg", quality=60)
     for name in ("train", "test"):
         shutil.copytree(folder / "photos" / "wren", folder / name)
-    assert len(run_page("copies", pml_ext_command, smaller)[0]) == 6
+    assert len(run_page("copies", pml_ext_command, smaller)[0]) == 7
 
 
 @pytest.mark.timeout(900)

@@ -72,7 +72,7 @@ def embed(
         if out.suffix != ".npz":
             raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
         check_writable("-o", out, file=True)
-        with embedding_run(run, Path(folder), device, workers, store, by, exclude) as trained:
+        with embedding_run(run, Path(folder), device, workers, store, by, exclude=exclude) as trained:
             if trained.takes_vectors and store is not None:
                 raise ConfigError("--store goes with images; embeddings of vectors are written to the file alone")
             _embed_to_file(trained, Path(folder), out, as_json)

@@ -26,6 +26,11 @@ def found(tmp_path):
     return find_duplicates(files_of(folder))
 
 
+def page_of(found, place, *about):
+    pages.write_page(found, place / "copies.html", *about)
+    return (place / "copies.html").read_text("utf-8")
+
+
 def test_the_table_has_a_row_for_each_image(found, tmp_path):
     rows = list(csv.DictReader(io.StringIO(found.as_csv(), newline="")))
     assert [row["kind"] for row in rows] == ["exact", "exact", "near", "near"]
@@ -36,8 +41,7 @@ def test_the_table_has_a_row_for_each_image(found, tmp_path):
 
 
 def test_the_page_has_its_pairs_side_by_side(found, tmp_path):
-    pages.write_page(found, tmp_path / "copies.html", "Copies of <mine>", "2 groups")
-    text = (tmp_path / "copies.html").read_text("utf-8")
+    text = page_of(found, tmp_path, "Copies of <mine>", "2 groups")
     assert text.count("<section>") == 2
     assert text.count("data:image/jpeg;base64,") == 4
     assert text.count('alt="the image to keep"') == text.count('alt="a copy of it"') == 2
@@ -50,16 +54,14 @@ def test_the_page_has_its_pairs_side_by_side(found, tmp_path):
 
 def test_a_page_without_copies_says_so(tmp_path):
     photograph(0).save(tmp_path / "0.png")
-    pages.write_page(find_duplicates(files_of(tmp_path)), tmp_path / "copies.html", "", "")
-    text = (tmp_path / "copies.html").read_text("utf-8")
+    text = page_of(find_duplicates(files_of(tmp_path)), tmp_path, "", "")
     assert "No image is a copy of another one." in text
     assert "On the left" not in text
 
 
 def test_a_page_of_many_pairs_says_so(found, tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "PAIRS", 1)
-    pages.write_page(found, tmp_path / "copies.html", "", "")
-    text = (tmp_path / "copies.html").read_text("utf-8")
+    text = page_of(found, tmp_path, "", "")
     assert text.count("<section>") == 1
     assert "the first 1 of 2 pairs" in text
 

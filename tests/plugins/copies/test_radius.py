@@ -31,7 +31,7 @@ def test_distances_are_those_of_each_change(files):
     for file in files:
         image = Image.open(file)
         for change in CHANGES:
-            pair = Thumbnails(stacked([thumbnail_of(image), thumbnail_of(change(image))]))
+            pair = Thumbnails.of(stacked([thumbnail_of(image), thumbnail_of(change(image))]))
             wanted.append(pair.distances(np.array([1]), np.array([0])).item())
     np.testing.assert_allclose(distances_of_copies(files), wanted, atol=5e-3)  # the fit takes other steps by rounding
     assert 0 < max(wanted) < 0.3
