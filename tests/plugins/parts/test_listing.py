@@ -5,6 +5,7 @@ import pytest
 
 from pml_ext.errors import DataError
 from pml_ext_parts.listing import listed
+from pml_ext_train.data import FolderRules
 
 from .rows import rows_of, write_shard
 
@@ -66,3 +67,15 @@ def test_paths_of_a_table_stay_in_the_folder(make, tmp_path, name):
     parquet.write_table(pyarrow.table({"path": pyarrow.array([name], pyarrow.string())}), tmp_path / "images.parquet")
     with pytest.raises(DataError, match="wanted one relative to the folder of the images"):
         listed(str(tmp_path / "images.parquet"))
+
+
+def test_patterns_leave_out_images_at_an_address(tmp_path):
+    for name in ("a/1.png", "a/2.png", "b/3.png", "c/4.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".pml-ext-ignore").write_text("b/\n")
+    with pytest.warns(UserWarning, match="left out 2 images by .pml-ext-ignore, /a/1.png, x; nothing else matches 'x'"):
+        work = listed(f"file://{tmp_path}", FolderRules.of(["/a/1.png", "x"]))
+    assert [name for segment in work.segments for name in segment.names] == ["a/2.png", "c/4.png"]
+    with pytest.raises(DataError, match="no image is left"):
+        listed(f"file://{tmp_path}", FolderRules.of(["*"]))

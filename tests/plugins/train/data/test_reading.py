@@ -157,15 +157,6 @@ def test_images_with_each_ending_are_read(tmp_path, ending):
     assert (round(float(red), -1), round(float(green), -1)) == (200, 30)
 
 
-@pytest.mark.parametrize("ending", ["gif", "webp", "tif", "avif"])
-def test_the_first_of_several_images_is_read(tmp_path, ending):
-    frames = [Image.new("RGB", (32, 24), color) for color in ("red", "blue", "lime")]
-    frames[0].save(tmp_path / f"several.{ending}", save_all=True, append_images=frames[1:])
-    red, green, blue = read_image(tmp_path / f"several.{ending}")[:, 12, 16].tolist()
-    assert red > 245
-    assert max(green, blue) < 10
-
-
 def test_heic_is_read_with_its_extra(tmp_path):
     heif = pytest.importorskip("pillow_heif")
     heif.from_pillow(Image.new("RGB", (64, 48), (200, 30, 30))).save(tmp_path / "phone.heic")

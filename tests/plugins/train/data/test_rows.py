@@ -62,22 +62,27 @@ def test_files_with_wrong_content_are_refused(tmp_path, content, message):
 CELLS = {"label": [3.0, None], "path": ["a.jpg", "b.jpg"], "x_1": [1.5, None]}
 
 
-def test_parquet_files_have_cells_like_csv(tmp_path):
+def parquet_rows(place):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table(CELLS), tmp_path / "mine.parquet")
-    columns, rows = read_rows(tmp_path / "mine.parquet", "table:FILE.csv")
+    parquet.write_table(pyarrow.table(CELLS), place / "mine.parquet")
+    return read_rows(place / "mine.parquet", "table:FILE.csv")
+
+
+def frame_rows(place):
+    return rows_of_frame(pytest.importorskip("pandas").DataFrame(CELLS))
+
+
+@pytest.mark.parametrize("read", [parquet_rows, frame_rows])
+def test_other_tables_have_cells_like_csv(tmp_path, read):
+    columns, (first, (place, second)) = read(tmp_path)
     assert columns == ["label", "path", "x_1"]
-    assert rows[0] == ("row 0", {"label": "3", "path": "a.jpg", "x_1": "1.5"})
-    assert rows[1] == ("row 1", {"label": "", "path": "b.jpg", "x_1": ""})
+    assert first == ("row 0", {"label": "3", "path": "a.jpg", "x_1": "1.5"})
+    assert (place, second["path"], is_empty(second["label"]), is_empty(second["x_1"])) == ("row 1", "b.jpg", True, True)
+
+
+def test_a_damaged_parquet_file_is_refused(tmp_path):
+    pytest.importorskip("pyarrow")
     (tmp_path / "bad.parquet").write_bytes(b"no table")
     with pytest.raises(DataError, match=r"bad.parquet: cannot be read as a .parquet file .* write it again"):
         read_rows(tmp_path / "bad.parquet", "table:FILE.csv")
-
-
-def test_data_frames_have_cells_like_csv():
-    pandas = pytest.importorskip("pandas")
-    columns, rows = rows_of_frame(pandas.DataFrame(CELLS))
-    assert columns == ["label", "path", "x_1"]
-    assert rows[0] == ("row 0", {"label": "3", "path": "a.jpg", "x_1": "1.5"})
-    assert is_empty(rows[1][1]["label"])

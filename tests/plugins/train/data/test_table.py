@@ -145,8 +145,9 @@ def test_a_table_without_split_is_divided(tmp_path):
     assert splits.train.labels.tolist() == splits.test.labels.tolist() == [0, 1, 2, 3]
     assert len({*splits.train.paths, *splits.test.paths}) == 8
     assert table(path=file, split="image", seed=3).train.paths == splits.train.paths
-    with pytest.raises(ConfigError, match="train_fraction must be above 0 and below 1, not 2"):
-        table(path=file, train_fraction=2)
+    for fraction in (0, 1):
+        with pytest.raises(ConfigError, match=f"train_fraction must be above 0 and below 1, not {fraction}"):
+            table(path=file, train_fraction=fraction)
 
 
 @pytest.mark.parametrize(

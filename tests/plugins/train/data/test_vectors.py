@@ -48,8 +48,3 @@ def test_split_settings_conflict_with_the_file(tmp_path, option):
     file = npz(tmp_path, split=np.array(PARTS))
     with pytest.raises(ConfigError, match=f"{next(iter(option))}: found .* has its own split; remove one of the two"):
         vectors(path=str(file), **option)
-
-
-def test_the_training_fraction_has_a_range(tmp_path):
-    with pytest.raises(ConfigError, match="train_fraction must be above 0 and below 1, not 0"):
-        vectors(path=str(npz(tmp_path)), train_fraction=0)
