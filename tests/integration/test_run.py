@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -114,9 +115,13 @@ def test_damaged_files_are_named_with_remedies(finished, tmp_path, pml_ext_comma
 @pytest.mark.parametrize(
     ("given", "restarts", "text"),
     [
-        ({"out": "mistyped", "resume": True}, "0", "mistyped: there is no run to resume; correct --out, or leave out"),
         (
-            {"out": "mine", "resume": True},
+            {"out": Path("mistyped"), "resume": True},
+            "0",
+            "mistyped: there is no run to resume; correct --out, or leave out",
+        ),
+        (
+            {"out": Path("mine"), "resume": True},
             "0",
             r"mine has other files and no run \(no recipe.toml\); choose another --",
         ),
