@@ -15,8 +15,7 @@ from pml_ext import registry
 from pml_ext_train.data import image_sets, omniglot
 from pml_ext_train.data.published import Count
 from pml_ext_train.networks.network import Network
-from pml_ext_train.recipe import build_dataset, load_recipes, preprocessing_of, quoted
-from pml_ext_train.recipe.build import augmentation_of, build_trunk
+from pml_ext_train.recipe import augmentation_of, build_dataset, build_trunk, load_recipes, preprocessing_of, quoted
 from pml_ext_train.training.stages import build_stages
 
 from .train.data import made_up

@@ -78,7 +78,10 @@ def _is_of_a_run(folder: Path, path: Path) -> bool:
 
 
 def check_unchanged(folder: Path, name: str, damaged_sums: bool = False) -> None:
-    """Raise DataError if a file differs from its checksum, or, unless ``damaged_sums``, for damaged checksums."""
+    """Raise DataError if a file differs from its checksum.
+
+    Damaged checksums raise it too, unless ``damaged_sums`` is set.
+    """
     sums = read_sums(folder)
     if not (sums or damaged_sums) and (folder / SUMS).exists():
         raise DataError(f"{folder / SUMS}: damaged; {how_to_redo(folder, SUMS)}")

@@ -7,6 +7,7 @@ import re
 import signal
 import stat
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,6 +25,8 @@ from pml_ext_train.files.atomic import (
     write_text,
     writing,
 )
+
+from ...search.conftest import full
 
 
 def names(folder):
@@ -63,9 +66,6 @@ def test_errors_remove_a_half_written_file(tmp_path, kind, ready):
 
 
 def test_disk_errors_have_the_path(tmp_path):
-    def full(temporary):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with pytest.raises(UnwritableError, match=r"^.*one: cannot be written \(No space left on device\); what was writt"):
         write_atomically(tmp_path / "one", full)
     with pytest.raises(UnwritableError, match="No such file or directory; the folder .*/a/b is gone"):
@@ -90,10 +90,7 @@ def test_a_folder_without_fsync_is_written(tmp_path, monkeypatch):
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
-    def acquire(self, timeout=None):
-        raise NotImplementedError("FileSystem does not appear to support flock; use SoftFileLock instead")
-
-    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    monkeypatch.setattr("filelock.FileLock.acquire", Mock(side_effect=NotImplementedError("no flock")))
     text = f"{tmp_path}: its file system has no locks; choose a folder on another one"
     with pytest.raises(UnwritableError, match=text), locked_folder(tmp_path):
         pass

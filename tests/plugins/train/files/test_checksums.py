@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
 from pml_ext.errors import DataError, UnwritableError
 from pml_ext_train.files import checksums
 from pml_ext_train.files.checksums import SUMS, changed_files, read_sums
-from pml_ext_train.records.run_files import check_unchanged, read_metrics
-from pml_ext_train.training import checkpoint
+from pml_ext_train.records import check_unchanged, read_metrics
+from pml_ext_train.training import load
+
+from ...search.conftest import full
 
 
 def put(folder, name, text="old"):
@@ -62,7 +65,7 @@ def test_an_unreadable_file_shows_the_remedy(tmp_path, monkeypatch):
     for path, read in (
         (metrics, lambda: check_unchanged(tmp_path, "metrics.json")),
         (metrics, lambda: read_metrics(metrics)),
-        (model, lambda: checkpoint.load(model)),
+        (model, lambda: load(model)),
     ):
         with pytest.raises(DataError, match=f"^{path}: cannot be read .Permission denied.; type: chmod u.r {path}$"):
             read()
@@ -78,26 +81,14 @@ def test_checksums_are_computed_again_or_kept(tmp_path):
     assert set(read_sums(tmp_path)) == {"one", "two"}
 
 
-class Killed(BaseException):
-    """Simulates a killed process."""
-
-
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_kill_leaves_one_whole_file(tmp_path, monkeypatch, number):
     """The kill precedes the checksums, or comes between them and the file."""
     (tmp_path / "below").mkdir()
     put(tmp_path, "below/one")
-    replace = os.replace
-    left = [number]
-
-    def killed(*paths):
-        left[0] -= 1
-        if left[0] == 0:
-            raise Killed
-        replace(*paths)
-
+    killed = Mock(wraps=os.replace, side_effect=[*[DEFAULT] * (number - 1), KeyboardInterrupt])
     monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         put(tmp_path, "below/one", "new")
     monkeypatch.undo()
     checksums.recover(tmp_path, ["below/*"])
@@ -118,9 +109,6 @@ def test_only_half_written_files_are_removed(tmp_path):
 
 
 def test_disk_errors_leave_the_old_file(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     put(tmp_path, "one")
     for function in ("os.fsync", "os.replace", "hashlib.file_digest"):
         monkeypatch.setattr(f"pml_ext_train.files.checksums.{function}", full)
@@ -138,13 +126,7 @@ def test_disk_errors_leave_the_old_file(tmp_path, monkeypatch):
 def test_a_moved_file_survives_power_loss(tmp_path, monkeypatch):
     """Its bytes are flushed before the move, and its folder afterwards."""
     flushed = []
-    fsync = os.fsync
-
-    def look(handle):
-        flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", look)
+    monkeypatch.setattr(os, "fsync", lambda handle: flushed.append(os.readlink(f"/proc/self/fd/{handle}")))
     put(tmp_path, "one")
     assert flushed[-1] == str(tmp_path)
     assert any(".one." in path for path in flushed[:-1])

@@ -3,16 +3,16 @@
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.launch.launch import draw_report, locked, train
-from pml_ext_train.training.checkpoint import load
+from pml_ext_train.launch.launch import draw_report, locked, train, train_and_validate
+from pml_ext_train.recipe import load_recipe
+from pml_ext_train.training import Silence, load
 
 from ....overrides import typed
+from ..training.made_up_photos import write_photos
 
 HOLDS = """
 import os, pathlib, sys
@@ -79,20 +79,12 @@ def test_a_run_starts_from_other_weights(tmp_path):
                 torch.testing.assert_close(weights[1][network][name], tensor)
 
 
-def write_class(place, name):
-    (place / name).mkdir(parents=True)
-    for image in range(6):
-        pixels = np.full((8, 8, 3), 20 * image, dtype=np.uint8)
-        Image.fromarray(pixels).save(place / name / f"{image}.png")
-
-
 @pytest.mark.usefixtures("without_report")
 def test_a_run_refuses_changed_images(tmp_path):
     """Resumed runs do, also within an epoch, and reports of finished ones."""
     photos = tmp_path / "photos"
     out = tmp_path / "out"
-    for number in range(6):
-        write_class(photos, f"c{number}")
+    write_photos(photos, classes=6, each=6)
 
     def go_on(data, resume=True):
         settings = [*SMALL, f"data.name=folder:{data}", "data.split=class", "data.image_size=8", "data.channels=3"]
@@ -102,13 +94,63 @@ def test_a_run_refuses_changed_images(tmp_path):
 
     first = go_on(photos, resume=False)
     (out / "report.html").write_text("")
-    moved = photos / "c0" / "0.png"
-    moved.rename(photos / "c0" / "nought.png")
+    moved = photos / "class-00" / "0.png"
+    moved.rename(photos / "class-00" / "nought.png")
     remedy = rf"{out}: the images have changed .*: .* has other files or labels.*Restore them.*--data.*--out"
     with pytest.raises(DataError, match=remedy):
         draw_report(out, "cpu")
     (out / "metrics.json").unlink()
     with pytest.raises(DataError, match=remedy):
         go_on(photos)
-    (photos / "c0" / "nought.png").rename(moved)
+    (photos / "class-00" / "nought.png").rename(moved)
     assert go_on(photos)["after"] == first["after"]
+
+
+# Trials of tuning
+
+
+SETTINGS = [
+    "data.name=digits-unseen",
+    "sampler.batch_size=4",
+    "sampler.m=2",
+    "sampler.iterations=2",
+    "schedule.epochs=3",
+    "schedule.name=constant",
+    "schedule.milestones=[]",
+    "model.trunk.width=8",
+    "evaluation.validation=0.4",
+    "evaluation.select=map_at_r",
+    "evaluation.select_on=validation",
+    "evaluation.baselines=false",
+]
+NAME = "pml/contrastive/digits"
+
+
+def trial(folder, report):
+    recipe = load_recipe(NAME, typed(SETTINGS))
+    return train_and_validate(recipe, NAME, folder, 0, "cpu", None, Silence(), report)
+
+
+def test_the_best_value_is_reported_and_returned(tmp_path):
+    reported = []
+    value = trial(tmp_path / "run", lambda epoch, best: reported.append((epoch, best)))
+    epochs, values = zip(*reported, strict=True)
+    assert epochs == (1, 2, 3)
+    assert list(values) == sorted(values)  # the best until then
+    assert value == values[-1]
+    assert not (tmp_path / "run/metrics.json").exists()
+    assert not (tmp_path / "run/report.html").exists()
+
+
+def test_a_pruned_trial_can_be_resumed(tmp_path):
+    whole = trial(tmp_path / "whole", lambda epoch, best: None)
+
+    class PrunedError(Exception):
+        pass
+
+    def prune(epoch, best):
+        raise PrunedError
+
+    with pytest.raises(PrunedError):
+        trial(tmp_path / "run", prune)
+    assert trial(tmp_path / "run", lambda epoch, best: None) == whole

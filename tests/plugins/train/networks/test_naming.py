@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from pml_ext.errors import ConfigError, MissingExtraError
-from pml_ext_train.networks.naming import named_trunk
-from pml_ext_train.networks.pretrained import load_weights, pretrained_images
+from pml_ext_train.networks import load_weights, named_trunk, pretrained_images
 from pml_ext_train.networks.trunks import timm_trunk, torchvision_models
 
 from .pairs import VISION, saved_pair
@@ -43,8 +42,8 @@ def test_a_name_stands_for_its_weights(text, name, weights):
         ("timm/resnet10t.nothing", "timm/resnet10t: no weights 'nothing'; known: c3_in1k"),
     ],
 )
+@pytest.mark.usefixtures("timm")
 def test_a_wrong_name_shows_the_nearest(text, problem):
-    pytest.importorskip("timm", reason="the extra timm is not installed")
     with pytest.raises(ConfigError, match=problem):
         images_of(text)
 
@@ -76,14 +75,12 @@ def test_a_pair_projects_into_its_texts(tmp_path, monkeypatch):
         assert named_trunk(text) == wanted
 
 
-def test_other_models_keep_their_own_pooling(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+def test_other_models_keep_their_own_pooling(tmp_path, transformers):
     transformers.Dinov2Model(transformers.Dinov2Config(**VISION)).save_pretrained(tmp_path)
     assert named_trunk(f"hf/{tmp_path}") == {"name": f"hf/{tmp_path}", "weights": "DEFAULT"}
 
 
-def test_a_file_of_timm_has_its_configuration(tmp_path):
-    timm = pytest.importorskip("timm", reason="the extra timm is not installed")
+def test_a_file_of_timm_has_its_configuration(tmp_path, timm):
     from timm.models import save_for_hf
 
     model = timm.create_model("resnet10t", pretrained=False)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from pml_ext.errors import ConfigError
-from pml_ext_train.networks import trunks as models
-from pml_ext_train.networks.network import Network, Normalization, Preprocessing
+from pml_ext_train.networks import Network, Normalization, Preprocessing, trunks as models
 
 
 def test_a_network_consists_of_its_parts():

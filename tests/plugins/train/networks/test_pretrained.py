@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 from pml_ext.errors import ConfigError
 from pml_ext_search.trained import load_run
 from pml_ext_train.launch.launch import train
-from pml_ext_train.networks.hf import hf_trunk
-from pml_ext_train.networks.pretrained import PretrainedImages, add_lora, merged_lora, pretrained_images
+from pml_ext_train.networks import PretrainedImages, add_lora, hf_trunk, load_weights, merged_lora, pretrained_images
 from pml_ext_train.networks.trunks import mlp
 from pml_ext_train.recipe import load_recipes
 
@@ -57,9 +56,8 @@ def test_image_encoders_keep_their_own_features(tmp_path, kind):
     assert found == wanted
 
 
-def test_a_missing_pooling_is_not_random(tmp_path):
+def test_a_missing_pooling_is_not_random(tmp_path, transformers):
     """A classifier has none, and transformers adds a random one."""
-    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
     config = transformers.ViTConfig(**SIZES, image_size=32)
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
     images = torch.randn(2, 3, 32, 32)
@@ -73,9 +71,8 @@ def test_a_missing_pooling_is_not_random(tmp_path):
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("pool", ["auto", "mean"])
-def test_a_loaded_trunk_pools_as_before(tmp_path, channels, pool):
+def test_a_loaded_trunk_pools_as_before(tmp_path, transformers, channels, pool):
     """A finished run is opened with its checkpoint alone."""
-    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
     config = transformers.ViTConfig(**SIZES, image_size=32)
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
     images = torch.randn(2, channels, 32, 32)
@@ -87,8 +84,8 @@ def test_a_loaded_trunk_pools_as_before(tmp_path, channels, pool):
     assert str(loaded) == str(trained)
 
 
+@pytest.mark.usefixtures("transformers")
 def test_a_missing_model_is_one_line(tmp_path):
-    pytest.importorskip("transformers", reason="the extra hf is not installed")
     with pytest.raises(ConfigError, match=r"hf/.*nothing: cannot be loaded .* If there is no network, save the model"):
         hf_trunk(3, 32, str(tmp_path / "nothing"))
 
@@ -114,14 +111,40 @@ def test_every_kind_of_trunk_trains_frozen(tmp_path, trunk):
     assert load_run(tmp_path / "run").embed(images).shape == (2, 64)
 
 
-@pytest.mark.parametrize("settings", [["model.freeze=trunk"], ["model.freeze=['0']"], ['model.lora={targets=["1"]}']])
-def test_a_frozen_trunk_without_weights_is_refused(tmp_path, settings):
-    trunk = 'model.trunk={name="mlp", hidden_sizes=[24]}'
+@pytest.mark.parametrize(
+    ("setting", "may_start"),
+    [
+        ("model.freeze=trunk", False),
+        ("model.freeze=['0']", True),
+        ('model.lora={targets=["1"]}', True),
+        ('model.freeze={until="1"}', False),
+    ],
+)
+def test_a_frozen_trunk_without_weights_is_refused(tmp_path, setting, may_start):
+    given = ['model.trunk={name="mlp", hidden_sizes=[24]}', setting]
     with pytest.raises(ConfigError, match=r"model.trunk: mlp is frozen and has no weights.*model\.trunk\.weights="):
-        load_recipes("cbml/digits", typed([trunk, *settings]))
-    load_recipes("cbml/digits", typed([trunk, *settings, "model.trunk.weights=random"]))
-    if settings != ["model.freeze=trunk"]:
-        load_recipes("cbml/digits", typed([trunk, *settings, "model.init=run"]))
+        load_recipes("cbml/digits", typed(given))
+    load_recipes("cbml/digits", typed([*given, "model.trunk.weights=random"]))
+    if may_start:
+        load_recipes("cbml/digits", typed([*given, "model.init=run"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("other.pth", r"does not fit the trunk: 1 missing \(1\.bias\); 1 unknown \(x\)"),
+        ("bad.pth", r"bad\.pth cannot be read as weights \(UnpicklingError\). Save only tensors"),
+        ("code.pth", r"code\.pth cannot be read as weights \(UnpicklingError\). Save only tensors"),
+        ("none.pth", r"none\.pth exists neither here nor in .*checkpoints"),
+    ],
+)
+def test_unusable_weights_are_refused_by_reason(tmp_path, name, text):
+    trunk = mlp(1, 8, [24])
+    torch.save({"1.weight": trunk.state_dict()["1.weight"], "x": torch.ones(1)}, tmp_path / "other.pth")
+    torch.save(trunk, tmp_path / "code.pth")
+    (tmp_path / "bad.pth").write_bytes(b"no weights")
+    with pytest.raises(ConfigError, match=text):
+        load_weights(trunk, str(tmp_path / name))
 
 
 @pytest.mark.usefixtures("without_report")
@@ -131,7 +154,6 @@ def test_only_adapters_train_and_are_merged(tmp_path):
     overrides = [*SHORT, trunk, 'model.lora={rank=2, targets=["1"]}', "optimizer.lr=0.01"]
     train("cbml/digits", tmp_path / "run", overrides=typed(overrides))
     state = torch.load(tmp_path / "run" / "checkpoints" / "model.pt", weights_only=True)["trunk"]
-    torch.manual_seed(0)
     assert state["1.lora_B.default.weight"].abs().max() > 0
     run = load_run(tmp_path / "run")
     assert [name for name, each in run.trunk.named_parameters() if each.requires_grad] == [

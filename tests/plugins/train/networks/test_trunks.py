@@ -7,8 +7,7 @@ from torch import nn
 
 from pml_ext import registry
 from pml_ext.errors import ConfigError
-from pml_ext_train.networks import trunks as models
-from pml_ext_train.networks.pretrained import pretrained_images
+from pml_ext_train.networks import pretrained_images, trunks as models
 
 
 def test_convnet_and_mlp_have_their_features():

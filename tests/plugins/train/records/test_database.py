@@ -7,7 +7,7 @@ import pytest
 
 from pml_ext.errors import DataError
 
-from ..training.written_records import csv_rows, everything, record, tables
+from ..training.written_records import csv_rows, record, tables
 
 pytestmark = pytest.mark.usefixtures("numbers_of_equal_width")
 
@@ -46,6 +46,3 @@ def test_a_database_that_is_read_is_not_damaged(tmp_path, monkeypatch):
     assert words == []
     assert not (folder / "damaged.db").exists()
     assert tables(tmp_path / "my run") == before
-    record(tmp_path / "my run", 5, 8, words.append)
-    record(tmp_path / "whole", 1, 8)
-    assert everything(tmp_path / "my run") == everything(tmp_path / "whole")

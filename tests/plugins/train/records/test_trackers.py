@@ -13,6 +13,7 @@ from pml_ext_train.records.trackers import of_epochs
 from pml_ext_train.training.listener import Silence
 
 from ....overrides import typed
+from ..training.whole_runs import Ear
 from ..training.written_records import scalars, tables
 
 SHORT = ["schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=3", "model.trunk.width=4"]
@@ -133,15 +134,10 @@ def test_trackers_that_fail_change_nothing_else(tmp_path, seen):
 
 def test_a_missing_tracker_is_named_at_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    told = []
-
-    class Hears(Silence):
-        def step(self, text):
-            told.append(text)
-
+    ear = Ear()
     with pytest.raises(MissingExtraError, match=r'track.name = .wandb. needs .*pip install "pml-ext\[wandb\]"'):
-        finished(tmp_path / "run", "track=wandb", listener=Hears())
-    assert not any("testing" in text for text in told)
+        finished(tmp_path / "run", "track=wandb", listener=ear)
+    assert not any("testing" in text for text in ear.lines)
 
 
 def test_a_resumed_run_may_change_its_trackers(tmp_path, seen):

@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from pml_ext_train.report import projection
-from pml_ext_train.report.projection import flattened
+from pml_ext_train.report import flattened, projection
 
 
 def test_projections_are_seeded_and_few_points_use_pca():

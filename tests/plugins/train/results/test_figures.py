@@ -3,7 +3,7 @@
 import torch
 
 from pml_ext_train.results.figures import _as_bytes, figures_of_run
-from pml_ext_train.training.state import open_run
+from pml_ext_train.training import open_run
 
 TITLES = [
     "Recall@K before and after training",

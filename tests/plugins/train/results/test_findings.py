@@ -41,10 +41,8 @@ def test_queries_without_an_answer_are_not_counted(tmp_path):
     recall = metrics["after"]["recall_at_1"]
     assert recall == metrics["after"]["precision_at_1"]
     assert (recall * 49) == pytest.approx(round(recall * 49))
-    assert list(metrics["recall_at_1_by_class"]) == sorted(
-        metrics["recall_at_1_by_class"], key=lambda name: metrics["recall_at_1_by_class"][name]
-    )
-    assert len(metrics["recall_at_1_by_class"]) == 7
+    by_class = [*metrics["recall_at_1_by_class"].values()]
+    assert (by_class, len(by_class)) == (sorted(by_class), 7)
     headline = report.split('<p class="headline">')[1].split("</p>")[0]
     assert f"is right for {100 * recall:.0f}\N{NO-BREAK SPACE}% of the 49 queries that have a right answer" in headline
     left_out = "9 of 58 queries have none and are not counted: classes test07, test08, test09, test10, test11, ..."
@@ -52,22 +50,23 @@ def test_queries_without_an_answer_are_not_counted(tmp_path):
     assert "Shares are over different numbers: " in report
 
 
-def test_tests_of_lone_images_are_blank(tmp_path):
-    metrics, report = run_on(tmp_path, [1] * 12)
-    for name, value in metrics["after"].items():
-        assert math.isnan(value), name
-    assert metrics["recall_at_1_by_class"] == {}
+@pytest.mark.parametrize(
+    ("tested", "reason", "of_clusters"),
+    [
+        (
+            [1] * 12,
+            "none of the 12 queries has another item of its class in the gallery",
+            "12 clusters of 12 queries have one each",
+        ),
+        ([8], "every item of the gallery is right", "all 8 queries are of one class, so that no cluster can be wrong"),
+    ],
+)
+def test_tests_that_measure_nothing_are_blank(tmp_path, tested, reason, of_clusters):
+    metrics, report = run_on(tmp_path, tested)
+    assert all(math.isnan(value) for value in metrics["after"].values())
+    assert of_clusters in metrics["blank"]["nmi"]
     warned = " ".join(metrics["warnings"])
-    assert "Recall@1" in warned
-    assert "none of the 12 queries has another item of its class in the gallery" in warned
-    assert "12 clusters of 12 queries have one each" in warned
-    assert "nothing can be said about the nearest image: none of the 12 queries has another item of its class" in report
+    for text in ("Recall@1", reason, of_clusters):
+        assert text in warned
+    assert f"nothing can be said about the nearest image: {reason}" in report
     assert "<td>nan" not in report
-
-
-def test_a_test_of_one_class_is_left_blank(tmp_path):
-    metrics, report = run_on(tmp_path, [8])
-    for name, value in metrics["after"].items():
-        assert math.isnan(value), name
-    assert metrics["blank"]["nmi"] == "all 8 queries are of one class, so that no cluster can be wrong"
-    assert "nothing can be said about the nearest image: every item of the gallery is right" in report

@@ -4,9 +4,9 @@ import numpy as np
 from PIL import Image
 
 
-def write_photos(place, classes, each):
+def write_photos(place, classes, each, seed=0):
     """Write square photographs, those of a class of one color with noise."""
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     for label in range(classes):
         folder = place / f"class-{label:02d}"
         folder.mkdir(parents=True)

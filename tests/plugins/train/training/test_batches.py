@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from pytorch_metric_learning.samplers import MPerClassSampler
 from torch import nn
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from pml_ext.errors import TrainingError
 from pml_ext.pairwise import ListedTuples
@@ -32,9 +31,9 @@ def test_batches_of_listed_pairs_have_their_indices():
     assert draw(TupleSampler(pairs, 2, seed=5), 2, 1) == drawn[:1]
     batches, indices = draw_for_all(TupleSampler(pairs, 2, seed=5), 2, 2, seed=0, epoch=1)
     assert [[index for index, _ in batch] for batch in batches] == [pairs.batch(numbers).items for numbers in drawn]
-    reading = []
-    for number, batch in enumerate(batches):
-        reading.append(Batch(torch.full((len(batch), 1), number), torch.zeros(len(batch))))
+    reading = [
+        Batch(torch.full((len(batch), 1), number), torch.zeros(len(batch))) for number, batch in enumerate(batches)
+    ]
     for number, (images, labels, listed) in enumerate(with_indices(reading, indices, CPU)):
         assert labels is None
         assert torch.equal(images, reading[number].images)
@@ -60,13 +59,8 @@ def test_seeds_differ_between_images_epochs_and_runs():
 
 def test_draws_from_samplers_of_indices_and_of_batches():
     assert draw(SequentialSampler(range(10)), 3, 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert draw(SequentialSampler(range(10)), 3, 2) == [[0, 1, 2], [3, 4, 5]]
     batches = BatchSampler(SequentialSampler(range(10)), 4, drop_last=False)
     assert draw(batches, 99, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    labels = torch.arange(40) % 4
-    for batch in draw(MPerClassSampler(labels, m=2, batch_size=8, length_before_new_iter=40), 8, 5):
-        assert torch.bincount(labels[batch]).tolist() == [2, 2, 2, 2]
-    assert sorted(i for batch in draw(RandomSampler(range(12)), 4, 3) for i in batch) == list(range(12))
 
 
 @pytest.mark.parametrize("settings", [{}, {"bgr": True, "value_range": 255, "random_crop_scale": (0.5, 1.0)}])
@@ -87,16 +81,12 @@ def test_batches_do_not_depend_on_workers(settings):
                 torch.manual_seed(seed)
                 assert torch.equal(image, augmented(pixels[index]))  # as of one image alone, to the last bit
         reader.close()
-    without_workers, with_workers = drawn
-    for batch, same in zip(without_workers, with_workers, strict=True):
-        assert batch.images.dtype == same.images.dtype == torch.float32
-        assert torch.equal(batch.images, same.images)
-    flat = nn.Flatten(), nn.Identity()
-    passes = [
-        [each.features for each in embed_batches(*flat, images.with_transform(plain), CPU, 4, workers)]
-        for workers in (0, 1)
-    ]
-    assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
+    without_workers, with_workers = ([batch.images for batch in batches] for batches in drawn)
+    assert with_workers[0].dtype == torch.float32
+    torch.testing.assert_close(with_workers, without_workers, rtol=0, atol=0)
+    flat = nn.Flatten(), nn.Identity(), images.with_transform(plain), CPU, 4
+    passes = [[each.features for each in embed_batches(*flat, workers)] for workers in (0, 1)]
+    torch.testing.assert_close(*passes, rtol=0, atol=0)
 
 
 def test_embedding_keeps_order_and_has_no_effects():
@@ -110,12 +100,11 @@ def test_embedding_keeps_order_and_has_no_effects():
     batches = list(embed_batches(trunk, embedder, images, CPU, batch_size=8))
     assert [len(batch.images) for batch in batches] == [8, 8, 7]
     embeddings = torch.cat([batch.embeddings for batch in batches])
-    labels = torch.cat([batch.labels for batch in batches])
     assert torch.equal(torch.get_rng_state(), before)
     assert [module.training for module in (trunk, *trunk)] == [True, True, False, True, True, True]
     wanted = embedder(trunk.eval()(torch.stack([images[index][0] for index in range(23)])))
     assert torch.allclose(embeddings, wanted, atol=1e-6)
-    assert labels.tolist() == images.labels.tolist()
+    assert torch.cat([batch.labels for batch in batches]).tolist() == images.labels.tolist()
     assert not embeddings.requires_grad
 
 

@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from pml_ext_train.networks.trunks import convnet
-from pml_ext_train.recipe import load_recipe
 from pml_ext_train.training.checks import warn_of_small_batches
-from pml_ext_train.training.run import Run
 
-from ....overrides import typed
+from .whole_runs import built
 
 STAGE = 'stages=[{epochs=2, loss={name="cbml"}, freeze="trunk"}]'
 
@@ -35,12 +33,11 @@ def test_small_batches_of_pretrained_norms_are_told(tmp_path, settings, images):
     weights = tmp_path / "weights.pth"
     torch.save(convnet(1, 8, blocks=2, width=8).state_dict(), weights)
     trunk = f'model.trunk={{name="convnet", blocks=2, width=8, weights="{weights}"}}'
-    recipe = load_recipe("pml/multi-similarity/digits", typed([trunk, "sampler.batch_size=40", *settings]))
-    run = Run(recipe, "digits", tmp_path, device="cpu")
+    given = (trunk, "sampler.batch_size=40", "schedule.epochs=10", *settings)
+    run = built(tmp_path, *given, recipe="pml/multi-similarity/digits", device="cpu")
     warn_of_small_batches(run)
     found = [text for text in run.history.warnings if "batch norms of the pretrained trunk" in text]
-    if images is None:
-        assert found == []
-    else:
-        assert f"see {images} images at once" in found[0]
-        assert found[0].endswith("--set model.freeze_batch_norm=true")
+    assert len(found) == (images is not None)
+    for text in found:
+        assert f"see {images} images at once" in text
+        assert text.endswith("--set model.freeze_batch_norm=true")

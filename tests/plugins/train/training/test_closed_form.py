@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from pml_ext import TotalWhitening, WithinClassWhitening, load_run
+from pml_ext import TotalWhitening, WithinClassWhitening
 from pml_ext.errors import ConfigError
 from pml_ext_train.launch.launch import draw_report, train
 from pml_ext_train.recipe import load_recipe
-from pml_ext_train.training.state import open_run
+from pml_ext_train.training import open_run
 
 from ....overrides import typed
 
@@ -46,7 +46,6 @@ def test_a_within_class_head_is_not_trained(tmp_path, settings, shrinkage):
     assert metrics["best_epoch"] == 0
     assert metrics["before"] == pytest.approx(metrics["after"])
     assert metrics["within_class"]["recall_at_1"] > 0.5
-    assert load_run(tmp_path / "run").embed(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 16)
 
 
 @pytest.mark.usefixtures("without_report")
@@ -74,18 +73,8 @@ def test_a_refitted_head_replaces_the_trained_one(plain, tmp_path):
     assert torch.equal(view.trunk.state_dict()["1.weight"], untouched.trunk.state_dict()["1.weight"])
     layer = whitened_features(view, 64)
     torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
-    assert {"features", "trained_head", "after"} <= set(metrics)
+    assert "features" in metrics
     assert "head fitted again" in draw_report(tmp_path / "run").read_text()
-
-
-@pytest.mark.usefixtures("without_report")
-def test_a_resumed_run_refits_the_same_head(tmp_path):
-    settings = ["model.refit=within-class", "schedule.name=constant"]
-    whole, _ = finished(tmp_path / "whole", *settings)
-    finished(tmp_path / "run", *settings, "schedule.epochs=1")
-    train("pml/multi-similarity/digits", out=tmp_path / "run", resume=True, overrides=typed([*FAST, *settings]))
-    resumed = open_run(tmp_path / "run", 0, "cpu")
-    assert torch.equal(resumed.embedder.weight, whole.embedder.weight)
 
 
 @pytest.mark.parametrize(

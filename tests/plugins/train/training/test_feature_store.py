@@ -10,6 +10,8 @@ from torch import nn
 from pml_ext_train.training.batch_norm import synchronize_batch_norm
 from pml_ext_train.training.feature_store import FeatureStore, trunk_digest
 
+from ...search.conftest import full
+
 SIZE = 5
 
 
@@ -54,10 +56,6 @@ def test_what_a_killed_process_left_is_overwritten(store):
 
 def test_failed_writes_leave_no_key(store, monkeypatch):
     store.append(keys(0, 1), stats(1), rows(0, 1))
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr("pml_ext_train.training.feature_store.os.fsync", full)
     with pytest.raises(OSError, match=r"vectors.f32: cannot be written \(No space left on device\)"):
         store.append(keys(1, 1), stats(1), rows(1, 1))
@@ -83,11 +81,9 @@ def test_several_processes_append_at_once(store):
         assert worker.exitcode == 0
     asked = {key: stats(1)[0] for first in (0, 100, 200) for key in keys(first, 20)}
     found, damaged = store.find(asked)
-    assert (len(found), damaged) == (60, 0)
-    assert sorted(found.values()) == list(range(60))
+    assert (sorted(found.values()), damaged) == (list(range(60)), 0)
     for first in (0, 100, 200):
-        for key, vector in zip(keys(first, 20), rows(first, 20), strict=True):
-            assert np.array_equal(store.vectors()[found[key]], vector)
+        assert np.array_equal(store.vectors()[[found[key] for key in keys(first, 20)]], rows(first, 20))
 
 
 def batch_norms():

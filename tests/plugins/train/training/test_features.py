@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import sqlite3
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,12 +19,12 @@ from pml_ext_search.trained import load_run
 from pml_ext_train.data import LabeledImages
 from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import reported_phases
-from pml_ext_train.training import checkpoint
-from pml_ext_train.training.features import FeatureCache
-from pml_ext_train.training.state import open_run
+from pml_ext_train.training import FeatureCache, FeatureReader, Features, epoch_batches, load, open_run
 
 from ....overrides import typed
-from .short_runs import finished
+from ...search.conftest import flip, full
+from .made_up_photos import write_photos
+from .whole_runs import assert_close_networks, built, finished
 
 
 @pytest.mark.usefixtures("without_report")
@@ -32,26 +33,20 @@ def test_cached_features_equal_a_frozen_trunk(tmp_path):
     head = ["data.augment.shift=0", "model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"]
     looped, metrics = finished(tmp_path / "loop", *head, "model.dropout=0.2", 'model.freeze=["*"]')
     cached, same = finished(tmp_path / "cache run", *head, "model.dropout=0.2", "model.freeze=trunk")
-    for part in ("trunk", "embedder"):
-        for name, value in looped[part].items():
-            torch.testing.assert_close(cached[part][name], value, atol=1e-5, rtol=0, msg=name)
+    assert_close_networks(looped, cached, 1e-5)
     for phase in ("raw", "before", "after"):
         assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
     assert {"frozen", "pca"} <= set(same)
-    assert "trunk" not in checkpoint.load(tmp_path / "cache run" / "checkpoints" / "last.pt")["parts"]
+    assert "trunk" not in load(tmp_path / "cache run" / "checkpoints" / "last.pt")["parts"]
 
 
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize(("name", "size"), [("none", 32), ("pca", 8)])
 def test_without_anything_to_train_the_trunk_is_tested(tmp_path, name, size):
-    overrides = ["model.freeze=trunk", f"model.embedder={name}", f"model.embedding_size={size}"]
-    state, metrics = finished(tmp_path / "run", *overrides)
+    head = (f"model.embedder={name}", f"model.embedding_size={size}")
+    state, metrics = finished(tmp_path / "run", "model.freeze=trunk", *head)
     assert metrics["after"] == pytest.approx(metrics["pca" if name == "pca" else "frozen"])
     assert state["epoch"] == 0
-    report = (tmp_path / "run" / "report.html").read_text()
-    assert ">frozen trunk<" in report
-    assert not any(f">{row}<" in report for row in ("head", "fine-tuned network", "trained network"))
-    images = torch.randint(255, (3, 1, 8, 8), dtype=torch.uint8)
-    assert load_run(tmp_path / "run").embed(images).shape == (3, size)
 
 
 @pytest.mark.usefixtures("without_report")
@@ -62,10 +57,10 @@ def test_features_before_a_trained_head_are_tested(tmp_path):
     assert "features" not in without
     view = open_run(tmp_path / "second", 0, "cpu")
     features = nn.functional.normalize(view.embeddings("test", "trunk"))
-    distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
     labels = view.true_labels("test")
-    right = labels[distances.argmin(dim=1)] == labels
-    assert metrics["features"]["recall_at_1"] == pytest.approx(float(right.double().mean()), abs=0.004)
+    nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).argmin(dim=1)
+    right = (labels[nearest] == labels).double().mean()
+    assert metrics["features"]["recall_at_1"] == pytest.approx(float(right), abs=0.004)
     assert {"frozen", "pca", "nmi"} <= {*metrics, *metrics["features"]}
     assert reported_phases(view.recipe) == ["after", "features", "raw", "before", "frozen", "pca", "within_class"]
 
@@ -155,19 +150,11 @@ def test_what_is_wrong_is_not_kept(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"model\.trunk gives NaN or infinity for 4 images, .*0\.png first"):
         cache(trunk).of(images)
     trunk = Counted()
-    place = cache(trunk).store.folder
     cache(trunk).of(images)
-    vectors = place / "vectors.f32"
-    content = bytearray(vectors.read_bytes())
-    content[17] ^= 0xFF
-    vectors.write_bytes(content)
+    flip(cache(trunk).store.folder / "vectors.f32", 17)
     with pytest.warns(UserWarning, match="features of 1 images were damaged"):
         assert cache(trunk).of(images)[1][0] == 1
     assert trunk.seen == 11
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr("pml_ext_train.training.feature_store.os.fsync", full)
     with (
         pytest.warns(UserWarning, match="features are not cached for other runs"),
@@ -216,25 +203,11 @@ def test_weights_come_from_a_file(tmp_path):
     file = tmp_path / "trunk.pth"
     torch.save(state["trunk"] | {"fc.weight": torch.zeros(1)}, file)
     again, _ = finished(tmp_path / "second", "model.freeze=trunk", f"model.trunk.weights={file}", seed=3)
-    assert all(torch.equal(again["trunk"][name], value) for name, value in state["trunk"].items())
-    (tmp_path / "bad.pth").write_bytes(b"no weights")
-    torch.save(torch.nn.Linear(1, 1), tmp_path / "code.pth")
-    torch.save({name: value for name, value in state["trunk"].items() if name != "0.bias"} | {"x": torch.ones(1)}, file)
-    for name, wanted in {
-        "trunk.pth": r"does not fit the trunk: 1 missing \(0\.bias\); 1 unknown \(x\)",
-        "bad.pth": r"bad\.pth cannot be read as weights \(UnpicklingError\). Save only tensors",
-        "code.pth": r"code\.pth cannot be read as weights \(UnpicklingError\). Save only tensors",
-        "none.pth": r"none\.pth exists neither here nor in .*checkpoints",
-    }.items():
-        with pytest.raises(ConfigError, match=wanted):
-            finished(tmp_path / f"run {name}", f"model.trunk.weights={tmp_path / name}")
+    torch.testing.assert_close(dict(again["trunk"]), dict(state["trunk"]), rtol=0, atol=0)
 
 
 def frozen_run(place, photos):
-    for number in range(24):
-        (photos / f"class-{number % 4}").mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(photos / f"class-{number % 4}" / f"{number}.png")
+    write_photos(photos, classes=4, each=6)
     data = f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}"
     overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
     overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
@@ -247,17 +220,17 @@ def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatc
     photos = tmp_path / "photos"
     passed = []
     frozen_run(tmp_path / "run", photos)
-    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(photos / "class-0" / "new.png")
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(photos / "class-00" / "new.png")
     expected = load_run(tmp_path / "run", store=tmp_path / "apart")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     expected = expected.embed_folder(photos)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for images in ([photos / "class-1" / "1.png"], photos):
+    for images in ([photos / "class-01" / "1.png"], photos):
         run = load_run(tmp_path / "run", store=tmp_path / f"store {len(str(images))}")
         run.images.computed.network.trunk.register_forward_hook(lambda _, inputs, __: passed.append(len(inputs[0])))
         passed.clear()
         found = run.embed(images)
-        own = [number for number, path in enumerate(expected.paths) if images == photos or path == "class-1/1.png"]
+        own = [number for number, path in enumerate(expected.paths) if images == photos or path == "class-01/1.png"]
         torch.testing.assert_close(found, expected.embeddings[own], atol=1e-5, rtol=0)
         assert sum(passed) == (images == photos)
     (database,) = (tmp_path / "cache").glob("pml_ext/features/*/keys.sqlite")
@@ -275,10 +248,9 @@ def test_replaced_files_are_never_stale(tmp_path, monkeypatch):
 
     def overtaken(folder, rules):
         listing = listed(folder, rules)
-        for number in range(24):
-            pixels = np.random.default_rng(100 + number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "old.png")
-            (tmp_path / "old.png").replace(folder / f"class-{number % 4}" / f"{number}.png")
+        write_photos(tmp_path / "others", classes=4, each=6, seed=1)
+        for name in listing.names:
+            (tmp_path / "others" / name).replace(folder / name)
         return listing
 
     def old_pixels(path, *rest, **more):
@@ -303,16 +275,40 @@ def test_replaced_files_are_never_stale(tmp_path, monkeypatch):
 def test_a_frozen_trunk_needs_no_home(tmp_path, monkeypatch, home):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / "a file"))
     if home == "none":
-        monkeypatch.delenv("HOME", raising=False)
-        monkeypatch.setattr("pml_ext_train.data.published.Path.home", no_home)
-    else:
-        monkeypatch.setenv("HOME", str(tmp_path / "a file"))
+        monkeypatch.setattr("pml_ext_train.data.published.Path.home", Mock(side_effect=RuntimeError("no home")))
     with pytest.warns(UserWarning, match="features are not cached for other runs: .*HOME"):
         frozen_run(tmp_path / "run", tmp_path / "photos")
     run = load_run(tmp_path / "run", store=tmp_path / "store")
     assert len(run.index(tmp_path / "photos")) == 24
 
 
-def no_home():
-    raise RuntimeError("Could not determine home directory.")
+# Kept features of a run
+
+
+@pytest.mark.usefixtures("without_report")
+def test_kept_views_are_reproducible_and_differ(tmp_path):
+    first, _ = finished(tmp_path / "a", "model.freeze=trunk", "model.views=4")
+    again, _ = finished(tmp_path / "b", "model.freeze=trunk", "model.views=4")
+    plain, _ = finished(tmp_path / "c", "model.freeze=trunk")
+    assert torch.equal(first["embedder"]["weight"], again["embedder"]["weight"])
+    assert not torch.equal(first["embedder"]["weight"], plain["embedder"]["weight"])
+
+
+def test_frozen_views_are_computed_before_training(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    frozen = ["model.freeze=trunk", "model.trunk.weights=random", "model.views=2"]
+    run = built(tmp_path / "run", *frozen, "data.augment.transforms=[{name='RandomRotation', degrees=15}]")
+    run.inputs.compute_views()
+    monkeypatch.setattr("pml_ext_train.training.features.FeatureCache.of", None)
+    assert len(run.inputs.reader_of(run.stages[0]).views) == 2
+
+
+@pytest.mark.parametrize("kept", [2, 3, 5])
+def test_of_kept_views_a_batch_has_different_ones(kept):
+    features = [Features.of_vectors(torch.full((4, 1), float(number))) for number in range(kept)]
+    reader = FeatureReader(features, np.arange(4), torch.device("cpu"))
+    rows = torch.cat([batch.images for batch in reader.read(epoch_batches([[0, 1, 2, 3]] * 50, 0, 1, views=2))])
+    assert (rows[::2] != rows[1::2]).all()
+    assert set(rows.flatten().tolist()) == set(range(kept))

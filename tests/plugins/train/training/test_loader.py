@@ -4,11 +4,12 @@ import os
 import signal
 import sys
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from pml_ext.errors import DataError
 from pml_ext_train.training.batches import BatchReader, embed_batches, epoch_batches
@@ -28,16 +29,13 @@ def test_a_dead_worker_names_its_image():
         list(embed_batches(nn.Flatten(), nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
 
 
-class Failing(Dataset):
+class Failing(Noisy):
     """Images, one of which cannot be computed."""
-
-    def __len__(self):
-        return 8
 
     def __getitem__(self, index):
         if index == 5:
             sys.exit("no such file")
-        return torch.zeros(1), index
+        return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -66,10 +64,8 @@ def test_images_that_cannot_be_pickled_are_refused():
 
 
 def test_images_beyond_shared_memory_are_refused(monkeypatch):
-    def full(*_):
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
-
+    error = RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
     reader = BatchReader(Noisy(), 1, CPU)
-    monkeypatch.setattr(DataLoader, "__iter__", full)
+    monkeypatch.setattr(DataLoader, "__iter__", Mock(side_effect=error))
     with pytest.raises(DataError, match="images in memory do not fit into /dev/shm .*docker run --shm-size"):
         next(reader.read(epoch_batches([[1, 2]], 0, 1)))

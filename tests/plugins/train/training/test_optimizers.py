@@ -1,19 +1,15 @@
 """Learning rates: schedules, and the warm-up over schedules, stages and resumed runs."""
 
-import contextlib
 import math
-import sqlite3
 
 import pytest
 import torch
 from torch import nn
 
-from pml_ext_train.recipe import load_recipe
 from pml_ext_train.training.optimizers import extend_schedule
-from pml_ext_train.training.run import Run
 
-from ....overrides import typed
-from .short_runs import assert_the_same_when_resumed, finished
+from .whole_runs import assert_the_same_when_resumed, built, finished
+from .written_records import tables
 
 
 def test_a_longer_cosine_keeps_its_factor():
@@ -42,7 +38,7 @@ SCHEDULES = {
 
 def rates_of(folder, *overrides, recipe="cbml/digits"):
     """The learning rate of each iteration by the name of its optimizer, without a step of training."""
-    run = Run(load_recipe(recipe, typed([*RUN, *overrides])), recipe, folder)
+    run = built(folder, *RUN, *overrides, recipe=recipe)
     rates = {}
     for epoch in range(1, 7):
         run.epoch = epoch
@@ -103,14 +99,13 @@ def test_a_step_takes_the_rate_that_is_recorded(tmp_path):
     few = [*RUN, "schedule.epochs=1", "sampler.iterations=2", "schedule.warmup=1", "optimizer.momentum=0"]
     few += [*SCHEDULES["constant"], "evaluation.baselines=false"]
     finished(tmp_path / "run", *few)
-    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "records" / "logs.db")) as records:
-        rates = [rate for (rate,) in records.execute("SELECT lr FROM trunk_optimizer_SGD ORDER BY id")]
-    assert rates == [0.01, 0.02]
-    half, _ = finished(tmp_path / "half", *few, "sampler.iterations=1", "schedule.warmup=0", "optimizer.lr=0.01")
-    first, _ = finished(tmp_path / "first", *few, "sampler.iterations=1", "schedule.warmup=1", "optimizer.lr=0.01")
-    whole, _ = finished(tmp_path / "whole", *few, "sampler.iterations=1", "schedule.warmup=0")
-    assert all(torch.equal(half["trunk"][name], first["trunk"][name]) for name in half["trunk"])
-    assert not torch.equal(half["trunk"]["0.weight"], whole["trunk"]["0.weight"])
+    assert [row["lr"] for row in tables(tmp_path / "run")["trunk_optimizer_SGD"]] == [0.01, 0.02]
+    few += ["sampler.iterations=1", "optimizer.lr=0.01"]
+    plain, _ = finished(tmp_path / "plain", *few, "schedule.warmup=0")
+    whole, _ = finished(tmp_path / "whole", *few)  # its only step ends the warm-up
+    double, _ = finished(tmp_path / "double", *few, "schedule.warmup=0", "optimizer.lr=0.02")
+    torch.testing.assert_close(dict(whole["trunk"]), dict(plain["trunk"]), rtol=0, atol=0)
+    assert not torch.equal(double["trunk"]["0.weight"], whole["trunk"]["0.weight"])
 
 
 @pytest.mark.usefixtures("without_report")

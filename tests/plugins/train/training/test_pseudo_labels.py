@@ -13,9 +13,9 @@ from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
 from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import load_recipes
-from pml_ext_train.training import run_data
 
 from ....overrides import typed
+from .whole_runs import garbled_labels
 
 CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
 QUICK = (*CLUSTERS, "schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
@@ -52,20 +52,13 @@ class Looking(ContrastiveLoss):
 def looked(tmp_path_factory):
     """A run whose loss looks at everything; and the same run on images whose labels say nothing."""
     folder = tmp_path_factory.mktemp("pseudo")
-    real = run_data.build_dataset
-
-    def garbled(*arguments):
-        splits = real(*arguments)
-        splits.train.labels[:] = np.random.default_rng(0).permutation(splits.train.labels)
-        return splits
-
     with pytest.MonkeyPatch.context() as patch, registry.isolated():
         pml_ext.register(Looking, name="looking")
         patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
         train("cbml/digits", out=folder / "true", overrides=typed((*QUICK, "loss.name=looking")), device="cpu")
         epochs = list(Looking.epochs)
-        patch.setattr(run_data, "build_dataset", garbled)
-        train("cbml/digits", out=folder / "garbled", overrides=typed((*QUICK, "loss.name=looking")), device="cpu")
+        with garbled_labels():
+            train("cbml/digits", out=folder / "garbled", overrides=typed((*QUICK, "loss.name=looking")), device="cpu")
     Looking.epochs.clear()
     return folder, epochs
 

@@ -1,5 +1,7 @@
 """Which attributes of losses, miners and optimizers a run records."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
@@ -8,7 +10,7 @@ from pytorch_metric_learning.utils.logging_presets import HookContainer
 
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
 from pml_ext_train.records.recorder import Records
-from pml_ext_train.training.engine import Step
+from pml_ext_train.training import Step
 from pml_ext_train.training.recorded_values import RecordedValues
 
 from .written_records import tables
@@ -50,18 +52,16 @@ def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
         None, record_keeper.RecordWriter(str(tmp_path / "theirs")), ["_record_these", "_record_these_stats"]
     )
 
-    class Trainer:
-        iteration = 0
-        loss_tracker = type("Tracker", (), {"losses": {"total_loss": 1.0}, "loss_weights": {}})
-        loss_funcs = {"metric_loss": loss}  # noqa: RUF012
-        mining_funcs = {"tuple_miner": miner}  # noqa: RUF012
-        models = {}  # noqa: RUF012
-
-        def get_global_iteration(self):
-            return 7
-
-    Trainer.optimizers = optimizers
-    HookContainer(keeper, save_models=False).end_of_iteration_hook(Trainer())
+    trainer = SimpleNamespace(
+        iteration=0,
+        loss_tracker=SimpleNamespace(losses={"total_loss": 1.0}, loss_weights={}),
+        loss_funcs={"metric_loss": loss},
+        mining_funcs={"tuple_miner": miner},
+        models={},
+        optimizers=optimizers,
+        get_global_iteration=lambda: 7,
+    )
+    HookContainer(keeper, save_models=False).end_of_iteration_hook(trainer)
     theirs = {
         (table, column, values[7])
         for table, columns in keeper.record_writer.records.items()

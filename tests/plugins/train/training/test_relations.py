@@ -11,7 +11,7 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext.relations import RELATIONS
 from pml_ext_train.data import LabeledImages, folder, table
 from pml_ext_train.launch.launch import train
-from pml_ext_train.recipe import build_loss, load_recipes, loss_context, schema
+from pml_ext_train.recipe import build_loss, load_recipe, loss_context, schema
 from pml_ext_train.training.samplers import build_sampler
 
 from ....overrides import typed
@@ -75,8 +75,7 @@ def test_a_run_on_a_folder_as_a_tree(tree, tmp_path):
 
 
 def recipe_of(*settings):
-    (recipe,) = load_recipes("cbml/digits", typed(settings)).values()
-    return recipe
+    return load_recipe("cbml/digits", typed(settings))
 
 
 def test_losses_and_miners_get_the_relation():

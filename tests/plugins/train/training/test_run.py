@@ -5,10 +5,10 @@ import itertools
 import torch
 from torch import nn
 
-from pml_ext_train.training.checkpointing import Checkpointer
+from pml_ext_train.training import Checkpointer
 from pml_ext_train.training.loop import train_epoch
 
-from .built_runs import built
+from .whole_runs import built
 
 
 class Reading(nn.Module):

@@ -5,8 +5,7 @@ import torch
 from torch.utils.data import SequentialSampler
 
 from pml_ext.errors import ConfigError, RecipeWarning
-from pml_ext_train.recipe import build_dataset, load_recipes
-from pml_ext_train.recipe.schema import DataTable
+from pml_ext_train.recipe import DataTable, build_dataset, load_recipes
 from pml_ext_train.training.stages import build_stages
 
 from ....overrides import typed

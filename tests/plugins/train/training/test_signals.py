@@ -1,11 +1,12 @@
 """Signals: waited for, at once, twice, in threads and in workers."""
 
+import functools
 import os
 import pkgutil
 import signal
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -92,29 +93,23 @@ def test_what_nohup_ignores_stays_ignored(monkeypatch):
 
 
 def test_a_thread_changes_no_handlers():
-    before = signal.getsignal(signal.SIGTERM)
-    seen = []
-
-    def work():
+    def handler_inside():
         with signals.listening():
-            seen.append(signal.getsignal(signal.SIGTERM))
+            return signal.getsignal(signal.SIGTERM)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [before]
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(handler_inside).result() == signal.getsignal(signal.SIGTERM)
 
 
 def interrupting(function):
     """The function, before which this process gets a SIGTERM, once."""
 
+    send_once = functools.cache(send)
+
     def interrupted(*arguments, **settings):
-        if not sent:
-            sent.append(True)
-            send()
+        send_once()
         return function(*arguments, **settings)
 
-    sent = []
     return interrupted
 
 

@@ -1,8 +1,5 @@
 """The stages of a training: samplers, iterations, optimizers and learning rates."""
 
-import contextlib
-import sqlite3
-
 import pytest
 import torch
 
@@ -10,7 +7,8 @@ from pml_ext.errors import ConfigError
 from pml_ext_train.networks.trunks import convnet, freeze
 from pml_ext_train.training import checkpoint
 
-from .short_runs import finished
+from .whole_runs import finished
+from .written_records import tables
 
 
 @pytest.mark.usefixtures("without_report")
@@ -25,8 +23,7 @@ def test_a_stage_has_its_own_rate(tmp_path):
     assert not torch.equal(state["trunk"]["5.weight"], torch.ones(8))
     last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
     assert last["parts"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
-    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "records" / "logs.db")) as records:
-        rates = [rate for (rate,) in records.execute("SELECT lr FROM trunk_optimizer_SGD ORDER BY 1")]
-    assert sorted({round(rate, 6) for rate in rates}) == [0.001, 0.01]
+    rows = tables(tmp_path / "run")["trunk_optimizer_SGD"]
+    assert sorted({round(row["lr"], 6) for row in rows}) == [0.001, 0.01]
     with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
         freeze(convnet(3, 16), ["layer1"])

@@ -6,20 +6,15 @@ import pytest
 import torch
 
 from pml_ext.errors import TrainingError
-from pml_ext_train.launch.launch import train
 from pml_ext_train.networks.modes import is_batch_norm
-from pml_ext_train.recipe import load_recipes
+from pml_ext_train.training import evaluate_split
 from pml_ext_train.training.batch_norm import JoinedBatchNorm
-from pml_ext_train.training.evaluation import evaluate_split
-from pml_ext_train.training.run import Run
-from pml_ext_train.training.state import open_run
 
-from ....overrides import typed
-from .built_runs import built
+from .whole_runs import built
 
 
 def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):
-    run = Run(next(iter(load_recipes("cbml/digits", {"model.trunk.width": 8}).values())), "cbml/digits", tmp_path)
+    run = built(tmp_path)
     torch.nn.init.constant_(run.embedder.bias, math.nan)
     with pytest.raises(TrainingError, match="the network gives nan for test images"):
         evaluate_split(run, "test")
@@ -33,14 +28,12 @@ def test_processes_join_batch_norms_of_heads(tmp_path, monkeypatch):
     assert all(isinstance(part, JoinedBatchNorm) for part in norms)
 
 
-@pytest.mark.parametrize(("setting", "expected"), [(None, True), ("true", True), ("false", False)])
-def test_trunks_on_cpus_use_channels_last(tmp_path, without_report, setting, expected):
-    overrides = ["schedule.epochs=1", "schedule.milestones=[]", "schedule.name=constant", "sampler.iterations=1"]
-    if setting is not None:
-        overrides.append(f"engine.channels_last={setting}")
-    train("cbml/digits", out=tmp_path / "run", overrides=typed(overrides), device="cpu")
-    view = open_run(tmp_path / "run", 0, "cpu")
-    weights = [parameter for parameter in view.trunk.parameters() if parameter.ndim == 4 and parameter.shape[1] > 1]
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [([], True), (["engine.channels_last=true"], True), (["engine.channels_last=false"], False)],
+)
+def test_trunks_on_cpus_use_channels_last(tmp_path, settings, expected):
+    run = built(tmp_path, *settings)
+    weights = [parameter for parameter in run.trunk.parameters() if parameter.ndim == 4 and parameter.shape[1] > 1]
     assert weights
-    for weight in weights:
-        assert weight.is_contiguous(memory_format=torch.channels_last) == expected
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) == expected for weight in weights)

@@ -8,15 +8,11 @@ from pytorch_metric_learning.losses import ContrastiveLoss, NTXentLoss
 import pml_ext
 from pml_ext import registry
 from pml_ext_train.data import LabeledImages, build_transforms, prepare
-from pml_ext_train.recipe import load_recipe
-from pml_ext_train.training import run_data
 from pml_ext_train.training.batches import BatchReader, epoch_batches
 from pml_ext_train.training.checks import _normalized_together
-from pml_ext_train.training.run import Run
 
-from ....overrides import typed
 from .made_up_photos import write_photos
-from .short_runs import SHORT, assert_the_same_when_resumed, finished
+from .whole_runs import assert_close_networks, assert_the_same_when_resumed, built, finished, garbled_labels
 
 CPU = torch.device("cpu")
 UNLABELED = ["data.labels=instance", "data.views=2", "sampler={name='shuffle', batch_size=40}", "sampler.iterations=4"]
@@ -43,7 +39,6 @@ def test_views_follow_each_other_with_seeds_that_do(processes):
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_two_views_differ_and_have_one_label(tmp_path, cached):
-    """The same with workers, and from a cache."""
     pixels = torch.randint(256, (6, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images = LabeledImages(pixels, [0, 1, 2] * 2, ["a", "b", "c"], channels=1)
     augmented, _ = build_transforms(12, 1, shift=3)
@@ -53,18 +48,12 @@ def test_two_views_differ_and_have_one_label(tmp_path, cached):
         images = LabeledImages(files, [0, 1, 2] * 2, ["a", "b", "c"], channels=1)
         images, _ = prepare(images, augmented, "memory")
         assert images.cache is not None
-    epoch = epoch_batches([[5, 0, 1], [2, 3, 4]], 3, 1, views=2)
-    drawn = []
-    for workers in (0, 1):
-        reader = BatchReader(images.with_transform(augmented), workers, CPU)
-        drawn.append(list(reader.read(epoch)))
-        reader.close()
-    for (one, labels, _), (other, same_labels, _) in zip(*drawn, strict=True):
-        assert torch.equal(one, other)
-        assert torch.equal(labels, same_labels)
-        assert torch.equal(labels[::2], labels[1::2])
-        assert all(not torch.equal(first, second) for first, second in zip(one[::2], one[1::2], strict=True))
-    assert drawn[0][0][1].tolist() == [2, 2, 0, 0, 1, 1]
+    reader = BatchReader(images.with_transform(augmented), 0, CPU)
+    first, second = reader.read(epoch_batches([[5, 0, 1], [2, 3, 4]], 3, 1, views=2))
+    assert first.labels.tolist() == [2, 2, 0, 0, 1, 1]
+    for batch in (first, second):
+        assert torch.equal(batch.labels[::2], batch.labels[1::2])
+        assert not any(map(torch.equal, batch.images[::2], batch.images[1::2]))
 
 
 class Watching(ContrastiveLoss):
@@ -86,29 +75,21 @@ class Watching(ContrastiveLoss):
         self.seen.append((indices.tolist(), self.labels.tolist()))
 
 
-def test_instances_ignore_the_true_labels(tmp_path, monkeypatch):
+def test_instances_ignore_the_true_labels(tmp_path):
     """Runs on true and on garbled labels are the same; an image's number is its label, and steps name it once."""
-    real = run_data.build_dataset
-
-    def garbled(*arguments):
-        splits = real(*arguments)
-        splits.train.labels[:] = np.random.default_rng(0).permutation(splits.train.labels)
-        return splits
-
     Watching.seen.clear()
     with registry.isolated():
         pml_ext.register(Watching, name="watching")
         true, _ = finished(tmp_path / "true", *UNLABELED, "loss={name='watching'}", *TWO_EPOCHS)
         prepared, *steps = Watching.seen
-        monkeypatch.setattr(run_data, "build_dataset", garbled)
-        other, _ = finished(tmp_path / "garbled", *UNLABELED, "loss={name='watching'}", *TWO_EPOCHS)
+        with garbled_labels():
+            other, _ = finished(tmp_path / "garbled", *UNLABELED, "loss={name='watching'}", *TWO_EPOCHS)
     assert prepared == list(range(899))
     assert len(steps) == 8
     for indices, labels in steps:
         assert len(set(indices)) == 40
         assert labels[::2] == indices
-    for part in ("trunk", "embedder"):
-        assert all(torch.equal(true[part][name], other[part][name]) for name in true[part])
+    assert_close_networks(true, other)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +109,7 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path, settings):
 
 
 def test_classes_are_images_for_losses_with_classes(tmp_path):
-    settings = [*SHORT, *UNLABELED, "loss={name='pml/proxy-anchor'}"]
-    run = Run(load_recipe("cbml/digits", typed(settings)), "cbml/digits", tmp_path)
+    run = built(tmp_path, *UNLABELED, "loss={name='pml/proxy-anchor'}", recipe="cbml/digits")
     assert len(run.stages[0].loss.proxies) == len(run.data.training_images) == 899
     assert run.data.network_json(run.network.features)["classes"] == list(range(10))
     assert _normalized_together(run, run.stages[0]) == 80
@@ -137,8 +117,7 @@ def test_classes_are_images_for_losses_with_classes(tmp_path):
 
 def test_two_views_have_the_self_supervised_loss(tmp_path):
     """A first step without labels has the value of SelfSupervisedLoss on the embeddings of the two views."""
-    recipe = load_recipe("cbml/digits", typed([*SHORT, *UNLABELED, "model.freeze_batch_norm=true"]))
-    run = Run(recipe, "cbml/digits", tmp_path)
+    run = built(tmp_path, *UNLABELED, "model.freeze_batch_norm=true", recipe="cbml/digits")
     run.epoch = 1
     stage = run.stages[0]
     run.enter_stage(stage)

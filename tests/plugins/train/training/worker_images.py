@@ -14,18 +14,15 @@ class Noisy(torch.utils.data.Dataset):
         return index + torch.rand(3), index
 
 
-class Deadly(torch.utils.data.Dataset):
+class Deadly(Noisy):
     """Ends the worker that reads image 13."""
 
     paths = tuple(f"photographs/{number}.jpg" for number in range(20))
 
-    def __len__(self):
-        return 20
-
     def __getitem__(self, index):
         if index == 13:
             os.kill(os.getpid(), signal.SIGKILL)
-        return torch.zeros(1, 4, 4), index
+        return super().__getitem__(index)
 
 
 class Open(Noisy):
