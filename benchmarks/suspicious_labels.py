@@ -62,7 +62,8 @@ def _whitened(points: NDArray[np.float32], labels: NDArray[np.int64]) -> torch.T
 def _ours(points: torch.Tensor, labels: NDArray[np.int64]) -> NDArray[np.int64]:
     names = tuple(str(number) for number in range(labels.max() + 1))
     rows = [str(row) for row in range(len(labels))]
-    return suspicious_labels(Embedded(Path("vectors"), rows, points, class_numbers=labels, class_names=names)).rows
+    embedded = Embedded(Path("vectors"), rows, points, class_numbers=labels, class_names=names)
+    return np.array(suspicious_labels(embedded).rows)
 
 
 def _vote(points: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.int64]:

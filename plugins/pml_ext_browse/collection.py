@@ -216,7 +216,7 @@ class BrowsedRun:
     def suspicious(self) -> list[Suspicion]:
         """The images that are more similar to another class than to their own, the most suspicious first."""
         found = self.run.suspicious_labels(images=self.embedded)
-        columns = zip(found.rows.tolist(), found.classes, found.likely, found.margins.tolist(), strict=True)
+        columns = zip(found.rows, found.classes, found.likely, found.margins.tolist(), strict=True)
         return [Suspicion(*row) for row in columns][: found.count]
 
     def _projection(self, method: str, part: Part = ALL) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:

@@ -38,27 +38,33 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Selection:
-    """Selected images of a folder, or vectors of a file."""
+class ListedImages:
+    """Images of a folder, or vectors of a file, in an order."""
 
     embedded: Embedded
-    kind: SelectionKind
     rows: list[int]  # of ``embedded``
-    ranks: list[int]  # from 1; of "central", in the image's class
-    distances: list[float | None]  # None for the first of "distinct"
-    covered: float | None = None  # "distinct": the greatest distance of an image to the nearest selected one
-    without_class: int = 0  # "central": images that are left out
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the selected images, or ids of vectors."""
+        """The paths of the images, or ids of vectors."""
         return [self.embedded.paths[row] for row in self.rows]
 
     @property
     def classes(self) -> list[str]:
-        """The classes of the selected images, empty without one."""
+        """The classes of the images, empty without one."""
         classes = self.embedded.classes
         return [classes[row] for row in self.rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection(ListedImages):
+    """Selected images."""
+
+    kind: SelectionKind
+    ranks: list[int]  # from 1; of "central", in the image's class
+    distances: list[float | None]  # None for the first of "distinct"
+    covered: float | None = None  # "distinct": the greatest distance of an image to the nearest selected one
+    without_class: int = 0  # "central": images that are left out
 
     def as_json(self) -> dict[str, Any]:
         """What ``select --json`` prints."""
@@ -86,13 +92,13 @@ def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> 
     if kind == "distinct":
         found, covered = most_distinct(points, count)
         ranks = [*range(1, len(found.rows) + 1)]
-        return Selection(embedded, kind, found.rows.tolist(), ranks, [None, *found.distances[1:].tolist()], covered)
+        return Selection(embedded, found.rows.tolist(), kind, ranks, [None, *found.distances[1:].tolist()], covered)
     if kind == "outliers":
         if len(points) < 2:
             raise DataError(f"{embedded.folder}: one image; outliers need at least two")
         found = outliers(points, count)
         ranks = [*range(1, len(found.rows) + 1)]
-        return Selection(embedded, kind, found.rows.tolist(), ranks, found.distances.tolist())
+        return Selection(embedded, found.rows.tolist(), kind, ranks, found.distances.tolist())
     names = np.array(embedded.classes)
     have_class = np.flatnonzero(names != "")
     if not len(have_class):
@@ -103,8 +109,8 @@ def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> 
     places = np.arange(len(found.rows)) - np.repeat(starts, sizes)
     return Selection(
         embedded,
-        kind,
         have_class[found.rows].tolist(),
+        kind,
         (places + 1).tolist(),
         found.distances.tolist(),
         without_class=len(names) - len(have_class),

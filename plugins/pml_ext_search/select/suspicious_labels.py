@@ -18,6 +18,7 @@ from pml_ext_train.files import write_text
 from pml_ext_train.retrieval import Numbers
 
 from ..collection.embedded import Embedded
+from .selection import ListedImages
 
 NEIGHBORS = 5  # of each class whose similarities are averaged
 COLUMNS = ("path", "class", "likely", "margin")
@@ -25,25 +26,12 @@ _ROWS = 1024  # images that are compared with all others at a time
 
 
 @dataclasses.dataclass(frozen=True)
-class SuspiciousLabels:
+class SuspiciousLabels(ListedImages):
     """The images with a class, the most suspicious first."""
 
-    embedded: Embedded
-    rows: Numbers  # of ``embedded``
     likely: list[str]  # the most similar other class of each
     margins: NDArray[np.float64]  # by how much that class is more similar than the given one; below 0: less
     alone: int  # images that no other image of their class can be compared with; they are left out
-
-    @property
-    def paths(self) -> list[str]:
-        """The paths of the images, or ids of vectors."""
-        return [self.embedded.paths[row] for row in self.rows]
-
-    @property
-    def classes(self) -> list[str]:
-        """The given class of each."""
-        classes = self.embedded.classes
-        return [classes[row] for row in self.rows]
 
     @property
     def count(self) -> int:
@@ -109,7 +97,7 @@ def suspicious_labels(embedded: Embedded, groups: Sequence[str] | None = None) -
     compared = np.flatnonzero(np.isfinite(margins))
     first = compared[np.argsort(-margins[compared], kind="stable")]
     names_of_likely = classes[likely.numpy()[first]].tolist()
-    return SuspiciousLabels(embedded, rows[first], names_of_likely, margins[first], len(rows) - len(first))
+    return SuspiciousLabels(embedded, rows[first].tolist(), names_of_likely, margins[first], len(rows) - len(first))
 
 
 def _numbers_of(groups: Sequence[str] | None, rows: Numbers) -> Tensor:
