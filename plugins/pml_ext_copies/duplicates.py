@@ -82,7 +82,9 @@ def find_duplicates(
     if embeddings is not None:
         one, other = neighbor_pairs(embeddings[rest[readable]].float())
         neighbors = readable[one], readable[other]
-        first, second = unique_pairs(np.concatenate([first, neighbors[0]]), np.concatenate([second, neighbors[1]]))
+        first = np.concatenate([first, neighbors[0]])
+        second = np.concatenate([second, neighbors[1]])
+        first, second = unique_pairs(first, second)
     pairs = Pairs(rest[first], rest[second], thumbnails.distances(first, second))
     if "same" in kinds:
         grouping.add("same", _of_equal_pixels(images, pairs))
