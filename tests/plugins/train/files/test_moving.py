@@ -18,9 +18,9 @@ def test_a_taken_name_gets_a_number(tmp_path):
 
 def test_files_of_one_stem_share_a_number(tmp_path):
     (tmp_path / "a.xmp").touch()
-    taken = {tmp_path / "a-2.jpg.xmp"}
+    (tmp_path / "a-2.jpg.xmp").touch()
     endings = [".jpg", ".xmp", ".jpg.xmp"]
-    assert [path.name for path in free_names(tmp_path, "a", endings, taken)] == ["a-3.jpg", "a-3.xmp", "a-3.jpg.xmp"]
+    assert [path.name for path in free_names(tmp_path, "a", endings)] == ["a-3.jpg", "a-3.xmp", "a-3.jpg.xmp"]
 
 
 def test_a_file_is_renamed_to_a_free_name(tmp_path, monkeypatch):
