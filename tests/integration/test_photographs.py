@@ -124,7 +124,7 @@ def test_every_command_of_the_first_page_runs(folder, pml_ext_command):
 @needs_lite
 @pytest.mark.timeout(900)
 def test_every_command_of_individuals_runs(portraits, pml_ext_command):
-    assert len(run_page("individuals", pml_ext_command, smaller)[0]) == 6
+    assert len(run_page("individuals", pml_ext_command, smaller)[0]) == 10
 
 
 @needs_lite
