@@ -54,7 +54,7 @@ def test_an_interrupted_move_goes_on(command, place, tmp_path):
     moves = json.loads((aside / MOVES).read_text())
     moves["moves"][0]["finished"] = False
     (aside / MOVES).write_text(json.dumps(moves))
-    name = moves["moves"][0]["images"][0][-1]
+    *_, name, _ = moves["moves"][0]["images"][0]
     (aside / name).rename(place / name)
     (place / "#recycle").mkdir()
     again = command("duplicates", place, "--move", aside)
