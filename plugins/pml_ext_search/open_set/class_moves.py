@@ -39,6 +39,8 @@ class Move:
 def read_moves(root: Path) -> list[Move]:
     """The moves of an indexed folder; DataError for a damaged journal."""
     file = root / JOURNAL
+    if not root.is_dir():  # a file of vectors, or gone
+        return []
     try:
         return [Move(**move) for move in read_json(file)["moves"]]
     except FileNotFoundError:

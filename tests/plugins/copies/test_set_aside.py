@@ -228,6 +228,7 @@ def test_companions_stay_with_an_image_that_stays(folder, aside):
     assert (folder / "sub" / "b.MOV").exists()
     assert (aside / "sub" / "b.png.xmp").exists()
     shutil.copy(folder / "sub" / "b.jpg", folder / "other.jpg")
+    os.utime(folder / "other.jpg", (1, 1))  # the older one is kept
     assert move_copies(find_duplicates(files_of(folder), 1e-9), aside, [folder]).companions == 1
     assert (aside / "sub" / "b.MOV").exists()
     move_back(aside, folder)
