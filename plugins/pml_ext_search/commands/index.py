@@ -97,6 +97,7 @@ def index(
         what += " by the features before the head"
     if gallery.cut is not None:
         what += f" by the first {gallery.cut} dimensions"
+        _say_unordered(trained)
     lines = [f"{len(gallery)} {what}: {gallery.place}"]
     if gallery.changes is not None:
         lines.append(str(gallery.changes))
@@ -115,6 +116,17 @@ def index(
         if recall is not None:
             lines.append(_recall_text(kind, recall))
     print_result(as_json, about, *lines)
+
+
+def _say_unordered(trained: TrainedRun) -> None:
+    """Note that the dimensions of the embeddings were neither trained in nested sizes nor ordered by variance."""
+    model = trained.recipe.model
+    is_closed_form = model.embedder in ("pca", "within-class") or "within-class" in (model.start, model.refit)
+    if not (is_closed_form or trained.recipe.loss.nested):
+        say(
+            "the first dimensions are no better than others, and short embeddings may find less; train with "
+            "[loss] nested, or fit a head in closed form"
+        )
 
 
 def _about_index(gallery: Gallery) -> dict[str, Any]:
