@@ -45,10 +45,11 @@ def undo_change(search_index: SearchIndex, number: int) -> ClassChange:
         if not 1 <= number <= len(moves):
             raise ConfigError(f"--undo {number}: there is no such change; {len(moves)} were made so far")
         undone = moves[number - 1]
-        pairs = [[new, old] for old, new in undone.files if os.path.lexists(enrolled.root / new)]
-        if not pairs:
+        there = [pair for pair in undone.files if os.path.lexists(enrolled.root / pair[1])]
+        if not there:
             raise DataError(f"--undo {number}: its photographs have been moved since; undo the later changes first")
-        moves.append(Move(undone.new, undone.old, pairs, undoes=number))
+        targets, files = ([enrolled.root / path for path in paths] for paths in zip(*there, strict=True))
+        moves.append(Move(undone.new, undone.old, planned(files, targets, enrolled.root), undoes=number))
         enrolled.carry_out(moves, moves[-1])
         return _result(search_index, enrolled, moves)
 
@@ -79,7 +80,7 @@ def change_class(search_index: SearchIndex, option: Option, old: str, new: str =
             _check_free(new_place, old, new, list(places), f"to join the two, type: {again}")
 
         files: list[Path] = []
-        folders: list[Path] = []
+        targets: list[Path] = []
         has_own_folders = enrolled.class_folders.levels == 1 + old.count("/")
         for place, listed in places.items():
             target = enrolled.root / REMOVED / listed
@@ -87,12 +88,12 @@ def change_class(search_index: SearchIndex, option: Option, old: str, new: str =
                 target = enrolled.root / as_spelled(enrolled.root, listed.removesuffix(old) + new)
             for file in _files_in(place, has_own_folders):
                 files.append(file)
-                folders.append(target / file.parent.relative_to(place))
+                targets.append(target / file.relative_to(place))
         if not files:
             raise DataError(f"{option} {old}: its photographs are not files below {enrolled.root}; index it again")
         for folder in {file.parent for file in files}:
             check_writable("", folder)
-        moves.append(Move(old, new, planned(files, folders, enrolled.root)))
+        moves.append(Move(old, new, planned(files, targets, enrolled.root)))
         enrolled.carry_out(moves, moves[-1])
         return _result(search_index, enrolled, moves)
 

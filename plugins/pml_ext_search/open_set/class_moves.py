@@ -63,21 +63,23 @@ def former_names(root: Path) -> dict[str, set[str]]:
     return former
 
 
-def planned(files: Sequence[Path], folders: Sequence[Path], root: Path) -> list[list[str]]:
-    """The path of each file, and a free one in its new folder, both below ``root``.
+def planned(files: Sequence[Path], targets: Sequence[Path], root: Path) -> list[list[str]]:
+    """The path of each file, and a free one for its target, both below ``root``; DataError for a name too long.
 
     Files whose names agree up to the first dot get the same number, so that companions stay with their photograph.
     """
     taken: dict[Path, set[str]] = {}
     new_part: dict[tuple[Path, str], str] = {}
     pairs = []
-    for file, folder in zip(files, folders, strict=True):
-        part = first_part(file.name)
+    for file, wanted in zip(files, targets, strict=True):
+        folder, part = wanted.parent, first_part(wanted.name)
         if (folder, part) not in new_part:
             parts = taken.setdefault(folder, first_parts(folder))
             new_part[folder, part] = free_part(part, parts)
             parts.add(new_part[folder, part].casefold())
-        target = folder / (new_part[folder, part] + file.name.removeprefix(part))
+        target = folder / (new_part[folder, part] + wanted.name.removeprefix(part))
+        if len(os.fsencode(target.name)) > 255:
+            raise DataError(f"{file}: its name is taken in {folder}, and too long for a number; rename it first")
         pairs.append([file.relative_to(root).as_posix(), target.relative_to(root).as_posix()])
     return pairs
 

@@ -67,17 +67,18 @@ class EnrolledFolder:
         """Index the folder again."""
         return self._search_index.index(factory=self._factory, retry_damaged=False)
 
-    def new_place(self, name: str, option: str, own: Collection[Path] = ()) -> Path:
+    def new_place(self, name: str, option: str, own: Collection[Path] = (), names: Collection[str] = ()) -> Path:
         """The folder of a class, which need not exist; ConfigError for an unsuitable name.
 
-        A new name may read like the folders in ``own``.
+        A new name may read like the folders in ``own``. ``names`` has the files that it shall have.
         """
         place = self.root / as_spelled(self.root, folder_of(name, self.class_folders, option))
-        if self._exclusion.covers(f"{place.relative_to(self.root).as_posix()}/photograph.jpg"):
-            raise ConfigError(
-                f"{option} {name}: the patterns of the index leave this folder out; change them first: "
-                f"{self._search_index.collection.index_command('--exclude', 'PATTERN')}"
-            )
+        for file in ("photograph.jpg", *names):
+            if self._exclusion.covers(f"{place.relative_to(self.root).as_posix()}/{file}"):
+                raise ConfigError(
+                    f"{option} {name}: the patterns of the index leave {file if file in names else 'this folder'} out; "
+                    f"change them first: {self._search_index.collection.index_command('--exclude', 'PATTERN')}"
+                )
         self._check_twins(place, option, own)
         return place
 

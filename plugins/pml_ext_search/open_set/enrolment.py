@@ -43,8 +43,8 @@ def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) ->
     """
     name = composed(name)
     enrolled = EnrolledFolder(search_index)
-    place = enrolled.new_place(name, "--as")
     files = _files_of(photographs)
+    place = enrolled.new_place(name, "--as", names=[_shown(file) for file in files])
     for file in files:
         _check_photograph(file)  # before anything is copied
     with enrolled.locked():
@@ -91,7 +91,7 @@ def _copied(files: Mapping[Path, Sequence[str]], root: Path, place: Path) -> _Co
         if digest in known:
             copies.there.append(known[digest].relative_to(root).as_posix())
         else:
-            shown = file.name.lstrip(".")  # what is hidden is not indexed
+            shown = _shown(file)
             part = first_part(shown)
             known[digest] = place / (free_part(part, first_parts(place)) + shown.removeprefix(part))
             copy(file, known[digest], copies.photographs)
@@ -101,6 +101,10 @@ def _copied(files: Mapping[Path, Sequence[str]], root: Path, place: Path) -> _Co
             if not os.path.lexists(beside):
                 copy(file.with_name(name), beside, copies.companions)
     return copies
+
+
+def _shown(file: Path) -> str:
+    return file.name.lstrip(".")  # what is hidden is not indexed
 
 
 def _files_of(photographs: Sequence[Path]) -> dict[Path, list[str]]:

@@ -79,7 +79,8 @@ class Exclusion:
         """What is left out, and patterns without effect, or an empty string."""
         texts = [f"left out {self._what}"] if self.images or self.folders else []
         if self._unused:
-            texts.append(f"nothing else matches {shortened(first_of([*map(repr, self._unused)], _NAMED), 100)}")
+            unused = shortened(first_of([*map(repr, self._unused)], _NAMED), 100)
+            texts.append(f"nothing {'else ' if texts else ''}matches {unused}")
         return f"{self.folder}: {'; '.join(texts)}" if texts else ""
 
     def check_rest(self, names: Sequence[str]) -> None:
@@ -95,7 +96,7 @@ def _text_of(file: Path) -> str:
     if not os.path.exists(file):
         return ""
     try:
-        return file.read_text("utf-8")
+        return file.read_text("utf-8-sig")
     except (OSError, UnicodeError) as error:
         raise DataError(f"{file}: cannot be read ({error}); save it as UTF-8 text, a pattern per line") from None
 

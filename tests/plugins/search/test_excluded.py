@@ -89,13 +89,15 @@ def test_a_folders_own_file_is_followed(make, place):
     assert "9" not in collection.classes
 
 
-def test_an_enrolled_class_must_be_indexed(command, make, place):
-    run = make(exclude=["Zoe/", "x"])
-    with pytest.warns(ExcludedImages, match="nothing else matches 'Zoe/', 'x'"):
+@pytest.mark.parametrize(("name", "file", "left"), [("Zoe", "new.png", "this folder"), ("Noe", "x.png", "x.png")])
+def test_an_enrolled_class_must_be_indexed(name, file, left, command, make, place, tmp_path):
+    run = make(exclude=["Zoe/", "x.png"])
+    with pytest.warns(ExcludedImages, match=": nothing matches 'Zoe/', 'x.png'"):
         run.index(place)
-    photograph = next(place.glob("3/*.png"))
-    done = command("enroll", run.folder, photograph, "--as", "Zoe", "--store", place.parent / "store")
-    assert "--as Zoe: the patterns of the index leave this folder out" in done.stderr
+    photograph = shutil.copy(next(place.glob("3/*.png")), tmp_path / file)
+    done = command("enroll", run.folder, photograph, "--as", name, "--store", place.parent / "store")
+    assert f"--as {name}: the patterns of the index leave {left} out" in done.stderr
+    assert not (place / name).exists()
 
 
 @pytest.mark.parametrize(

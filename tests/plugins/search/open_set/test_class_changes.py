@@ -142,6 +142,28 @@ def test_the_last_class_and_unknown_changes_are_refused(changing):
         change_class(run.search_index, "--rename", "0", "x")
 
 
+def test_undone_photographs_keep_their_companions_apart(changing):
+    run, images, before = changing
+    change_class(run.search_index, "--rename", "1", "Zoe")
+    (images / "1").mkdir()
+    (images / "1" / "0001.CR2").write_text("newer")
+    undo_change(run.search_index, 1)
+    after = tree(images)
+    assert after["1/0001-2.png"] == before["1/0001.png"]
+    assert (after["1/0001-2.CR2"], after["1/0001.CR2"]) == (b"raw 1", b"newer")
+
+
+def test_names_too_long_for_a_number_move_nothing(changing):
+    run, images, _ = changing
+    for place in "12":
+        (images / place / f"{'x' * 250}.xmp").write_text(place)
+    before = tree(images)
+    with pytest.raises(DataError, match="is taken in .*, and too long for a number; rename it first"):
+        change_class(run.search_index, "--join", "1", "2")
+    assert tree(images) == before
+    assert change_class(run.search_index, "--rename", "1", "Zoe").photographs == 4
+
+
 def test_classes_in_splits_and_spellings_move_whole(enrolling):
     run, images, _ = enrolling
     decomposed = unicodedata.normalize("NFD", "Zoë")

@@ -28,7 +28,7 @@ def place(tmp_path):
         (["sub/**/c.jpg"], ["sub/deep/c.jpg"], "left out 1 image by sub/**/c.jpg"),
         (["a.jpg", "!/a.jpg"], ["my thumbs/a.jpg", "sub/a.jpg"], "left out 2 images by a.jpg, !/a.jpg"),
         (["sub/*", "!sub/deep/"], ["sub/a.jpg", "sub/thumbs/d.jpg"], "left out 2 images by sub/*, !sub/deep/"),
-        (["b.png/", "a"], [], "nothing else matches 'b.png/', 'a'"),
+        (["b.png/", "a"], [], ": nothing matches 'b.png/', 'a'"),
         (["sub/", "sub/a.jpg"], ["sub/a.jpg", "sub/deep/c.jpg", "sub/thumbs/d.jpg"], "matches 'sub/a.jpg'"),
         (["*", "!*"], [], ""),
     ],
@@ -36,7 +36,7 @@ def place(tmp_path):
 @pytest.mark.parametrize("by_file", [False, True])
 def test_patterns_leave_out_what_git_ignores(place, patterns, gone, told, by_file):
     if by_file:
-        (place / ".pml-ext-ignore").write_text("# made by hand\n\n" + "\n".join(patterns))
+        (place / ".pml-ext-ignore").write_text("\n".join(["# made by hand", "", *patterns]), "utf-8-sig")
     listing = list_folder(place, FolderRules.of(() if by_file else patterns))
     assert listing.names == [name for name in NAMES if name not in (*gone, "notes.txt")]
     assert listing.left_out.startswith(f"{place}: " if told else "")
