@@ -195,8 +195,10 @@ def test_classes_inside_a_class_stay(enrolling):
 
 
 @pytest.mark.parametrize("other", [("--rename", "1", "one"), ("--join", "2", "1"), None])
-def test_two_changes_at_once_lose_nothing(other, changing):
+def test_two_changes_at_once_lose_nothing(other, changing, monkeypatch):
     run, images, before = changing
+    if other is None:
+        monkeypatch.undo()  # an index that lists files while they move embeds some again
     again = load_run(run.folder, "cpu")
 
     def second():
