@@ -1,7 +1,5 @@
 """Angular loss: Wang et al., 2017."""
 
-from __future__ import annotations
-
 from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 WANG_2017 = Paper(

@@ -4,8 +4,6 @@ r"""The equations of Wang et al. (2017), Sec. 3.2 and 3.3, on dot products and l
 matrix. A pair whose anchor has no negative gives 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The losses of Wang et al. (2017): angular, angular over triplets, N-pair, and a sum."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Unpack
 
 import torch

@@ -3,8 +3,6 @@
 :class:`BrowsedRun` computes the content, and :mod:`pml_ext_browse.server` serves it. The service ``search`` loads runs.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import lazy_loader

@@ -1,7 +1,5 @@
 """What somebody has typed and decided on the page: names of groups, and labels of images."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The content of the page: nearest images, clusters, a map, answers, thumbnails."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -1,7 +1,5 @@
 """``pml-ext browse``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

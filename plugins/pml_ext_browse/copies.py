@@ -1,7 +1,5 @@
 """The search for copies in a thread, and what somebody keeps."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

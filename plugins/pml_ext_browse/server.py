@@ -3,8 +3,6 @@
 Pictures are requested by number, never by path. Cross-site requests are rejected before their body is read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

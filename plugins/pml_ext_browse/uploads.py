@@ -1,7 +1,5 @@
 """Photographs that somebody drops on the page, kept until the page is closed."""
 
-from __future__ import annotations
-
 import base64
 import secrets
 from pathlib import Path

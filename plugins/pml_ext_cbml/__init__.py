@@ -1,7 +1,5 @@
 """Contrastive Bayesian metric learning: Kan et al., 2022."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import lazy_loader

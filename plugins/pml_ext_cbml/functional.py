@@ -4,8 +4,6 @@
 pairs gives finite values and zero gradients.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

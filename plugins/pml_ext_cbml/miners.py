@@ -1,7 +1,5 @@
 """The pair miner of contrastive Bayesian metric learning."""
 
-from __future__ import annotations
-
 from typing import Unpack
 
 import torch

@@ -1,7 +1,5 @@
 """The baseline of Fig. 2: a classifier on the features, trained by cross entropy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Unpack
 

@@ -1,7 +1,5 @@
 """Groups of copies with chosen images to keep."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Image files of one folder or two, with what copies share."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """A page and a contact sheet of copies."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import io

@@ -1,7 +1,5 @@
 """The radius of near copies, from altered copies of a sample of photographs."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Sequence

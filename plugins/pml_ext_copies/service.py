@@ -1,7 +1,5 @@
 """The service ``"copies"`` for other tools."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

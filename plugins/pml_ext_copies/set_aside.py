@@ -1,7 +1,5 @@
 """Move copies to another folder and back, or replace them by hard links. Nothing is deleted."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

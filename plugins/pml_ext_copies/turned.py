@@ -1,7 +1,5 @@
 """Mirrored, turned and captioned copies: pairs of thumbnails that match once they are aligned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Runs for folders of images that have none."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

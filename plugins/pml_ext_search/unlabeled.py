@@ -1,7 +1,5 @@
 """The data set ``unlabeled``: all images below a folder, or the vectors of a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Training, as a plugin: recipes, data sets, trunks, trackers, runs and the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Triplet losses, miners and a sampler: Shah, Clustering and Querying, 2017."""
 
-from __future__ import annotations
-
 from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 SHAH = Paper(

@@ -4,8 +4,6 @@ r"""The losses of Shah's "Clustering and Querying", Sec. 5, per triplet and over
 column k of ``[B, P]`` belongs to each anchor's k-th positive.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Miners of local positive pairs, and of triplets with anchor and positive swapped."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

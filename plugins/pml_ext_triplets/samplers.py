@@ -1,7 +1,5 @@
 """Sampler of triplets with hard negatives from a pool that is renewed during training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

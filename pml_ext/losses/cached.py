@@ -1,7 +1,5 @@
 """Gradient caching: the loss of a whole batch, while the network runs in micro-batches."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import itertools

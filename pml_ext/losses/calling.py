@@ -1,7 +1,5 @@
 """Calls and capabilities of losses inside wrappers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches grouped by class, and the row of each class label."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

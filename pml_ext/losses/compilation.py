@@ -1,7 +1,5 @@
 """How ``torch.compile`` treats a loss."""
 
-from __future__ import annotations
-
 import enum
 from typing import Any, ClassVar
 

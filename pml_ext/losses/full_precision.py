@@ -1,7 +1,5 @@
 """Base of losses that compute in float32 or float64, whatever the dtype of the embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Joins the terms of tiles into the terms of the batch."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Which losses can train on listed pairs or triplets, whose items have no labels."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Mining between a batch and references that contain a copy of each embedding."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Collection
 from typing import Any

@@ -1,7 +1,5 @@
 """A loss of the first dimensions of the embeddings, summed over several sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

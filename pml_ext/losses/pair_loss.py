@@ -1,7 +1,5 @@
 """Base of losses over pairs and triplets."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, ClassVar, Unpack

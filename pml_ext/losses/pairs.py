@@ -1,7 +1,5 @@
 """The pairs that an equation gets, and the terms that it returns."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Splits a network's inputs into micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

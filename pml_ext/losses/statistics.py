@@ -1,7 +1,5 @@
 """Statistics of losses: means over all tiles of a call."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

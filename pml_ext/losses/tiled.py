@@ -5,8 +5,6 @@ All accept ``tile_size``, the anchors per tile (automatic by default), and the k
 has a loss value.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Unpack
 
 import torch

@@ -1,7 +1,5 @@
 """A relation in place of equal labels, for any loss or miner."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Wrappers around losses: a regularizer with labels, a weighted sum, views of each image."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 

@@ -1,7 +1,5 @@
 """Checks of a call's arguments, their precision, and transforms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

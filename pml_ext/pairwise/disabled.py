@@ -1,7 +1,5 @@
 """A call that torch.compile does not trace; the decorator takes a second to import."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators with constants: filling outside a mask, and products with a factor."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """States of torch's random generators."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Positive, negative and hard pairs as boolean matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

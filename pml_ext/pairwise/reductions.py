@@ -1,7 +1,5 @@
 """Masked reductions over rows, with finite gradients for empty masks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Normalization, similarity matrices, and accurate Euclidean distances."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ No tile is kept: the backward pass recomputes each tile, or the forward pass com
 linear in the batch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Clusters by first neighbors, FINCH (Sarfraz, Sharma and Stiefelhagen, CVPR 2019), which need no number."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

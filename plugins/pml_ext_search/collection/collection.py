@@ -1,7 +1,5 @@
 """The embeddings of a network and their index."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

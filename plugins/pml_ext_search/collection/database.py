@@ -12,8 +12,6 @@ before their rows are committed; vectors without rows are cut off by the next pr
 fifth of holes the file is rewritten. Each row has a checksum.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Embedded images of a folder, or vectors of a file."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

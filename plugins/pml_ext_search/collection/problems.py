@@ -1,7 +1,5 @@
 """Warnings and errors of collections."""
 
-from __future__ import annotations
-
 from pml_ext.errors import DataError
 from pml_ext_train.retrieval import RetrievalWarning as RetrievalWarning
 

@@ -1,7 +1,5 @@
 """The rows of a collection's database."""
 
-from __future__ import annotations
-
 import functools
 import zlib
 from typing import Any, NamedTuple

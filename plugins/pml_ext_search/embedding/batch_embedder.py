@@ -1,7 +1,5 @@
 """Embedders of batches of images: a run's network, or any :class:`Embedder`."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import warnings

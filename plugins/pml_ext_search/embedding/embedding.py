@@ -1,7 +1,5 @@
 """Embedding of images and folders, with a collection as a cache."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

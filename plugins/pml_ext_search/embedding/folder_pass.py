@@ -1,7 +1,5 @@
 """Passes over a folder: images are embedded, or embeddings of other processes are added."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Lists of images, read in batches; conversion of single images to tensors."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Embedding of vectors by a trained head, with a collection."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import zlib

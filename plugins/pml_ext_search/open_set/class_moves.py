@@ -1,7 +1,5 @@
 """The journal of files that were moved from class to class, so that each move can be finished and undone."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

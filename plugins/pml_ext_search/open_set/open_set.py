@@ -13,8 +13,6 @@ A photograph is *known* if the nearest class is at most a threshold :math:`T` aw
 - ``recall_at_1``: the share of known queries whose nearest class is right, at any distance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The searchable index of a collection."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Re-ranking without training: query expansion and k-reciprocal neighborhoods."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

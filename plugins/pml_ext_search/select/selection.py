@@ -3,8 +3,6 @@
 Distances are Euclidean, in float64. Among equal ones, to 12 digits of the square, the first path comes first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal
 

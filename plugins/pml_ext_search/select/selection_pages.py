@@ -1,7 +1,5 @@
 """Tables and contact sheets of selected images and suspicious labels."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images whose neighbors belong to another class than their label says."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets by name, with splits by class or by image, and transforms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from pml_ext.errors import needs_extra

@@ -1,7 +1,5 @@
 """Transforms of training images: torchvision's own by name, and a list of them as one step."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

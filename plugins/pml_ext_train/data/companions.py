@@ -4,8 +4,6 @@ A companion lies in the photograph's folder and has its stem (``IMG_1.CR2``, ``I
 (``IMG_1.JPG.xmp``).
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Iterable

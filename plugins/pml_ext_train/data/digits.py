@@ -1,7 +1,5 @@
 """Handwritten digits, shipped with scikit-learn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """A user's own folder of images."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Collection, Iterable

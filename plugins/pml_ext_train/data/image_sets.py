@@ -1,7 +1,5 @@
 """CUB-200-2011, Cars196, Stanford Online Products, In-Shop, and ImageNet."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A user's own pairs and triplets of images or vectors, listed in a CSV file."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

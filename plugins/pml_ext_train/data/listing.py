@@ -1,7 +1,5 @@
 """The images below a folder, without opening them."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import os

@@ -1,7 +1,5 @@
 """Omniglot, characters of many alphabets, and its two small background sets."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 import zlib

@@ -1,7 +1,5 @@
 """Reading files before training, to leave out unreadable ones and to cache images."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor

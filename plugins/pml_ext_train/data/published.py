@@ -1,7 +1,5 @@
 """Published data sets: their archives, their sizes, and checks of their lists."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Image files as tensors: rotation, channels, crop box, and reduced JPEGs."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Rows of a CSV file, a Parquet file or a DataFrame."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """The splits of a data set, by class or by image."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A user's own images, listed in a table with the columns of open-metric-learning."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small copies of image files, and a placeholder for unreadable ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from PIL import Image, ImageDraw

@@ -1,7 +1,5 @@
 """Reads and checks a file of vectors, with labels, ids, a split and groups."""
 
-from __future__ import annotations
-
 import json
 import math
 import zipfile

@@ -1,7 +1,5 @@
 """A user's own vectors, to train a head on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

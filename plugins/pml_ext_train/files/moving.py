@@ -1,7 +1,5 @@
 """Free names, and files that are renamed without replacing others."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
