@@ -116,7 +116,7 @@ def _check_free(place: Path, old: str, new: str, own: Sequence[Path], remedy: st
 
 
 def _check_others(enrolled: EnrolledFolder, name: str, others: Sequence[str]) -> None:
-    """ConfigError if the images without a class would be none, or belong to other classes."""
+    """ConfigError if no image, or only one split, would remain without a class."""
     class_folders = enrolled.class_folders
     if not others:
         raise ConfigError(f"--remove {name}: no other photograph is indexed; enroll others first")
