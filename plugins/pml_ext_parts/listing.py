@@ -103,7 +103,7 @@ def _listed_address(place: str, exclude: Sequence[str]) -> Work:
 
 def _cut(place: str, names: Sequence[str], stats: Sequence[FileStat], others: Mapping[str, str] | None = None) -> Work:
     if not names:
-        raise DataError(f"{place}: no image by its name")
+        raise DataError(f"{place}: not named like an image")
     length = BATCH * math.ceil(len(names) / (BATCH * FILES))  # whole batches
     starts = range(0, len(names), length)
     segments = [Segment(place, tuple(names[at : at + length]), tuple(stats[at : at + length])) for at in starts]

@@ -49,7 +49,7 @@ class Clusterings:
         queries = len(self._query)
         clusters = per_class * self._classes
         if self._classes == 1:
-            return f"all {queries} queries are of one class, so that no cluster can be wrong"
+            return f"all {queries} queries have one class, so that no cluster can be wrong"
         if clusters >= queries:
             return f"{clusters} clusters of {queries} queries have one each, whatever the embeddings"
         return ""

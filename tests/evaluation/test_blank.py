@@ -56,7 +56,7 @@ def test_tests_of_one_class_are_blank():
     found = calculator.evaluate(points, labels, points_of(4, 1), labels[:4])
     assert all(math.isnan(value) for value in found.accuracies.values())
     assert found.blank["recall_at_1"] == "every item of the gallery is right for every query, as in a test of one class"
-    assert found.blank["NMI"] == "all 10 queries are of one class, so that no cluster can be wrong"
+    assert found.blank["NMI"] == "all 10 queries have one class, so that no cluster can be wrong"
     assert found.counted == {}
     by_class = RetrievalAccuracyCalculator(("recall_at_1",), return_per_class=True).evaluate(points, labels)
     assert by_class.accuracies == {"recall_at_1": [pytest.approx(math.nan, nan_ok=True)]}

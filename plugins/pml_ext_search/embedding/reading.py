@@ -91,7 +91,7 @@ def listed(items: Listed, folder: str | Path | None = None, rules: FolderRules =
         return place
     listing = list_folder(Path(place), rules)
     if not listing.names:
-        raise DataError(f"{Path(place).resolve()}: no image by its name")
+        raise DataError(f"{Path(place).resolve()}: not named like an image")
     warn_of_excluded(listing, stacklevel=3)
     return listing._replace(folder=Path(place).resolve())
 

@@ -128,7 +128,7 @@ def _no_image(entry: os.DirEntry[str]) -> str:
         if stat.S_ISDIR(mode):
             return LINKED_FOLDER
     if not entry.name.lower().endswith(IMAGE_ENDINGS):
-        return "no image by its name"
+        return "not named like an image"
     if stat.S_ISREG(entry.stat().st_mode):
         return ""
     return "not a regular file"

@@ -66,7 +66,7 @@ def test_a_folder_without_images_says_what_it_has(tmp_path, command):
         done = command(arguments[0], place, *arguments[1:])
         assert done.returncode == 2, arguments
         assert f"empty: {wanted}; found" in " ".join(done.stderr.split())
-        assert "notes.txt: no image by its name" in " ".join(done.stderr.split())
+        assert "notes.txt: not named like an image" in " ".join(done.stderr.split())
     (place / "metrics.json").write_text("{}")  # what is left of a run
     assert run_of(place, "cpu", None) == (place, None)
 

@@ -38,7 +38,7 @@ def test_too_few_images_are_named(tmp_path):
     with pytest.raises(DataError, match="no images; wanted files that end in .jpg, .png, ..., and found nothing"):
         unlabeled(path=str(tmp_path))
     (tmp_path / "notes.txt").write_text("no image")
-    with pytest.raises(DataError, match=r"; found .*notes.txt: no image by its name"):
+    with pytest.raises(DataError, match=r"; found .*notes.txt: not named like an image"):
         unlabeled(path=str(tmp_path))
     photograph(0, side=16).save(tmp_path / "one.png")
     with pytest.raises(DataError, match="one image, one.png; a search needs at least two"):

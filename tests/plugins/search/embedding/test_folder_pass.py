@@ -105,7 +105,7 @@ def test_files_that_are_no_images_are_named_once(make, images):
         f"skipped {images}/@eaDir: a recycle bin or another system folder",
         f"skipped {images}/elsewhere: a link to a folder, which is not followed",
         f"skipped {images}/gone.png: a link to what is not there",
-        f"skipped 2 files, the first {images}/1.xmp: no image by its name",
+        f"skipped 2 files, the first {images}/1.xmp: not named like an image",
     ]
     with pytest.warns(SkippedImage) as heard:
         embedded = make(workers=1).embed_folder(images)
@@ -114,7 +114,7 @@ def test_files_that_are_no_images_are_named_once(make, images):
     (images / "3.xmp").touch()
     with pytest.warns(SkippedImage) as heard:
         make().embed_folder(images)
-    assert lines_of(heard) == [f"skipped {images}/3.xmp: no image by its name"]
+    assert lines_of(heard) == [f"skipped {images}/3.xmp: not named like an image"]
     with warnings.catch_warnings(action="error"):
         again = make().embed_folder(images)
     assert (again.new, len(again.skipped)) == (0, 6)
