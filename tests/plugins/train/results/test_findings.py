@@ -58,7 +58,7 @@ def test_queries_without_an_answer_are_not_counted(tmp_path):
             "none of the 12 queries has another item of its class in the gallery",
             "12 clusters of 12 queries have one each",
         ),
-        ([8], "every item of the gallery is right", "all 8 queries are of one class, so that no cluster can be wrong"),
+        ([8], "every item of the gallery is right", "all 8 queries have one class, so that no cluster can be wrong"),
     ],
 )
 def test_tests_that_measure_nothing_are_blank(tmp_path, tested, reason, of_clusters):
