@@ -31,9 +31,15 @@ def place(few, tmp_path):
     return shutil.copytree(few[1], tmp_path / "photographs")
 
 
+def needed(command):
+    """Skip a command whose package is not installed."""
+    pytest.importorskip({"fit": "timm", "browse": "python_multipart"}.get(command, "pytest"))
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_patterns_reach_every_command(command, runs, place, tmp_path, monkeypatch, name):
     """A pattern that leaves nothing is an error of the one list of a folder's files."""
+    needed(name)
     monkeypatch.chdir(tmp_path)
     run = shutil.copytree(runs[0], tmp_path / "run")
     command("index", run, place)
@@ -111,6 +117,7 @@ def test_an_enrolled_class_must_be_indexed(name, file, left, command, make, plac
     ],
 )
 def test_patterns_without_a_folder_are_refused(command, runs, arguments, text):
+    needed(arguments[0])
     done = command(*[runs[0] if word == "RUN" else word for word in arguments])
     assert (done.returncode, done.stdout) == (2, "")
     assert text in " ".join(done.stderr.split())
