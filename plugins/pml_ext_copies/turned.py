@@ -17,7 +17,7 @@ from .thumbnails import STORED, NearestVectors, Thumbnails, candidates, unique_p
 _ALIKE = 0.6  # coarse distance up to which pairs are compared
 _BETTER = 0.5  # of the distance without alignment; symmetric images are as near without it
 _LEAST_DETAIL = 0.5  # of an image; plainer ones fit too many others
-_CAPTIONED = 0.5  # of the radius, for captioned images, of which less is compared
+_CAPTIONED = 0.5  # of the radius: less of a captioned image is compared
 _BAR = STORED // 8  # height of a caption
 _REST = STORED - _BAR - 1  # rows without a caption, whose edge is blurred
 _JUMP = 10.0  # gray levels, between a caption and the rest

@@ -15,7 +15,7 @@ from typing import Any
 
 from pml_ext.distributed import choose_device
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.data import CLUSTERS_COLUMNS, is_empty, read_rows, table_text
+from pml_ext_train.data import CLUSTERS_COLUMNS, Exclusion, is_empty, read_rows, table_text
 from pml_ext_train.files import as_spelled, write_text
 from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, overrides_of, preprocessing_of, tables_of
 from pml_ext_train.records import tables_of_run
@@ -53,18 +53,21 @@ def labeled_table(
     overrides: Sequence[Override],
     device: str,
     listener: EmbeddingListener,
+    exclude: Sequence[str] = (),
 ) -> LabeledTable:
     """Copy the rows with a class and a readable image, and compute missing features of the folder.
 
-    The trunk defaults to that of the folder's run. DataError for a table without paths and classes, and for missing
-    files.
+    Patterns of ``exclude`` and of the folder's ``.pml-ext-ignore`` leave out images and their rows. The trunk defaults
+    to that of the folder's run. DataError for a table without paths and classes, and for missing files.
     """
     if not folder.is_dir():
         raise ConfigError(f"--labels {labels}: the table belongs to a folder of images; {folder} is not a folder")
     folder = folder.expanduser().resolve()
     columns, placed = _read(folder, labels, overrides)
     trunk, framing = _seen_as(folder, trunk)
-    recipe = load_recipe(IMAGES, overrides_of({"data.path": str(folder)} | unlabeled_settings(trunk) | framing))
+    patterns: Settings = {"data.exclude": [*exclude]} if exclude else {}
+    own = {"data.path": str(folder)} | patterns | unlabeled_settings(trunk) | framing
+    recipe = load_recipe(IMAGES, overrides_of(own))
     splits = build_dataset(recipe.data, None)
     preprocessing, _ = preprocessing_of(recipe, splits)
     found = keep_features(recipe, splits.train, preprocessing, choose_device(device), listener.step, listener.embedding)
@@ -72,9 +75,15 @@ def labeled_table(
         listener.warn(found.note)
 
     unreadable = {os.path.realpath(path) for path in found.unreadable}
-    readable = [(place, row) for place, row in placed if os.path.realpath(row["path"]) not in unreadable]
+    exclusion = Exclusion(folder, exclude)
+    readable = [
+        (place, row)
+        for place, row in placed
+        if os.path.realpath(row["path"]) not in unreadable
+        and not exclusion.covers(os.path.relpath(row["path"], folder))
+    ]
     if not readable:
-        raise DataError(f"{labels}: none of its {len(placed)} images can be read")
+        raise DataError(f"{labels}: none of its {len(placed)} images can be read, or patterns leave them out")
     listener.step(f"{labels}: classes of {len(readable):,} of {len(found.readable):,} images")
     text = table_text(columns, ([row[name] for name in columns] for _, row in readable))
     home = folder_runs.home_of(folder)

@@ -66,7 +66,8 @@ def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Emb
     if options.fine_tune or num_processes() > 1:
         raise ConfigError(f"--labels fits a head in closed form; to train, type: pml-ext fit {labels} --data {folder}")
     check_used(folder, options, "--labels")
-    table = labeled_table(folder, labels, options.trunk, options.overrides, options.device, bar)
+    exclude = options.exclude or ()
+    table = labeled_table(folder, labels, options.trunk, options.overrides, options.device, bar, exclude)
     overrides = [*table.settings, *options.overrides]
     options = replace(options, closed_form=True, general=list(QUICK), trunk=table.trunk, overrides=overrides)
     try:

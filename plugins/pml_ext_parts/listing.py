@@ -28,7 +28,7 @@ def listed(images: Listing | str, rules: FolderRules = AS_KEPT) -> Work:
     """Cut a listing into segments.
 
     ``images`` is a listing of files, an address for pyarrow's file systems, a Parquet table of ``path`` and ``image``
-    (bytes), or tar shards, ``photos-{000..015}.tar``. The ``rules`` are those of an address; its pages are not read.
+    (bytes), or tar shards, ``photos-{000..015}.tar``. ``rules`` apply to an address, whose pages are not read.
     """
     if not isinstance(images, str):
         return _cut(str(images.folder), images.names, images.stats, images.others)

@@ -345,6 +345,8 @@ class Database:
         if self.run is None:
             return f"open_index(embedder, {str(self.place)!r}).index({index.folder!r})"
         options = ["--index", index.factory] if index.factory else []
+        if self.cut is not None:
+            options += ["--size", str(self.cut)]
         return self.index_command(index.folder, *options)
 
     def check_command(self) -> str:
@@ -362,8 +364,6 @@ class Database:
             command += ["--store", str(self.place)]
         if self.by != "embeddings":
             command += ["--by", self.by]
-        if self.cut is not None:
-            command += ["--size", str(self.cut)]
         return shlex.join(command)
 
     def check_by(self, state: State) -> None:

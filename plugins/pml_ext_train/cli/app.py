@@ -4,15 +4,27 @@ import contextlib
 import inspect
 import os
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
+from typer.core import TyperGroup
 
 from pml_ext import registry
 from pml_ext.errors import UnknownNameError
 
 COMPLETE = "_PML_EXT_COMPLETE"  # set by a shell that asks what could be typed next
+
+
+class _Group(TyperGroup):
+    """The commands; removes typer's "Value error, " from errors of options."""
+
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
@@ -21,6 +33,7 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
         words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         arguments = words.split()[1:]
     built = typer.Typer(
+        cls=_Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,

@@ -10,6 +10,7 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext_fit import folder_runs
 from pml_ext_fit.commands import fit
 from pml_ext_fit.later_labels import labeled_table
+from pml_ext_train.data import read_rows
 from pml_ext_train.files import read_json
 from pml_ext_train.records.run_files import tables_of_run
 
@@ -117,6 +118,17 @@ def test_errors_are_about_the_table_that_was_given(flat, tmp_path):
         with pytest.raises(DataError, match=text) as raised:
             fit(place, labels=other, device="cpu")
         assert "labels-" not in str(raised.value)
+
+
+def test_patterns_leave_out_rows_of_the_table(flat, tmp_path, capsys):
+    place, table = flat
+    fit(place, labels=table, out=tmp_path / "run", exclude=["class-03*"], device="cpu")
+    named = [row["path"] for _, row in read_rows(next(folder_runs.home_of(place).glob("labels-*.csv")), "")[1]]
+    assert len(named) == 24
+    assert not [path for path in named if "class-03" in path]
+    assert len(load_run(tmp_path / "run", "cpu").indexed_images().paths) == 25
+    with pytest.raises(DataError, match="no image is left"):
+        fit(place, labels=table, exclude=["*"], device="cpu")
 
 
 def test_named_clusters_of_the_page_are_labels(flat, tmp_path, capsys):

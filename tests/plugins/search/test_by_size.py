@@ -1,6 +1,8 @@
 """Collections of the first dimensions of embeddings: made, updated, queried, and never mixed with whole ones."""
 
 import json
+import shlex
+import shutil
 
 import pytest
 import torch
@@ -38,6 +40,19 @@ def test_an_update_keeps_the_size(shortened, few, command):
     done = command("index", shortened.folder, *own, "--size", 16)
     assert "by the first 16 dimensions: " in done.stdout
     assert "the first dimensions are no better than others" in done.stderr  # neither nested nor in closed form
+
+
+def test_printed_commands_accept_a_shorter_index(shortened, tmp_path, few, command):
+    images = shutil.copytree(few[1], tmp_path / "images")
+    own = ("--store", shortened.place)
+    command("index", shortened.folder, images, *own)
+    done = command("enroll", shortened.folder, "--rename", next(images.iterdir()).name, "other", *own)
+    undo = shlex.split(done.stdout.partition("to undo: pml-ext ")[2])
+    assert "moved to" in command(*undo).stdout, done.stderr
+    collection = shortened.search_index.collection
+    for printed in (collection.command(), collection.check_command(), collection.index_command("--check")):
+        again = command(*shlex.split(printed)[1:])
+        assert again.returncode == 0, again.stderr
 
 
 @pytest.mark.parametrize(

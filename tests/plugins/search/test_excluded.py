@@ -27,7 +27,7 @@ COMMANDS = {
 
 @pytest.fixture
 def place(few, tmp_path):
-    """25 digits in folders of their classes, of which 0 to 3 have some, in a folder of a copied run."""
+    """A copied run, and a folder with 25 digits of the classes 0 to 3."""
     return shutil.copytree(few[1], tmp_path / "photographs")
 
 

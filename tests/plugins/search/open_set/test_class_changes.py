@@ -21,7 +21,7 @@ CHANGES = [("--rename", "1", "Zoë 1"), ("--join", "1", "2"), ("--remove", "1")]
 
 
 def tree(place):
-    """The files below a folder, hidden ones too, without those of the command: bytes by path."""
+    """The bytes of each file below a folder by path, hidden ones too, except what the command writes for itself."""
     found = {}
     for path in place.rglob("*"):
         name = path.relative_to(place).as_posix()

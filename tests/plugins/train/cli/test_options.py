@@ -43,6 +43,5 @@ def test_commands_share_name_and_help_of_an_option(option, parameter):
 def test_an_unknown_device_is_refused(pml_ext_command, tmp_path):
     done = pml_ext_command("train", "cbml/digits", "--out", tmp_path / "x", "--device", "gpu")
     assert done.returncode == 2
-    assert "--device" in done.stderr
-    assert "'gpu' is not one of 'auto', 'cpu', 'cuda', 'mps', 'xpu'" in " ".join(done.stderr.split())
+    assert "'--device': 'gpu' is not one of 'auto', 'cpu', 'cuda', 'mps', 'xpu'" in " ".join(done.stderr.split())
     assert not (tmp_path / "x").exists()
