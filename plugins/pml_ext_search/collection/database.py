@@ -345,9 +345,8 @@ class Database:
         if self.run is None:
             return f"open_index(embedder, {str(self.place)!r}).index({index.folder!r})"
         options = ["--index", index.factory] if index.factory else []
-        if self.cut is not None:
-            options += ["--size", str(self.cut)]
-        return self.index_command(index.folder, *options)
+        command = self.index_command(index.folder, *options)
+        return command if self.cut is None else f"{command} --size {self.cut}"
 
     def check_command(self) -> str:
         """The command that names missing, changed and damaged files."""
