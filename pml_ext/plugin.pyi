@@ -81,7 +81,6 @@ from .pairwise import pair_masks as pair_masks
 from .pairwise import pair_to_full_precision as pair_to_full_precision
 from .pairwise import rows_per_tile as rows_per_tile
 from .pairwise import run_eagerly as run_eagerly
-from .pairwise import scaled_product as scaled_product
 from .pairwise import tiles_of_rows as tiles_of_rows
 from .pairwise import to_full_precision as to_full_precision
 from .pairwise import transformed as transformed

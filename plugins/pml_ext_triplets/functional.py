@@ -18,7 +18,6 @@ from pml_ext.plugin import (
     indicators,
     places_in,
     prefers_floats,
-    scaled_product,
     widest_dtype,
     zero_outside,
 )
@@ -243,7 +242,7 @@ class _HingeSums(torch.autograd.Function):
             weights = pairs.laid_out(grad, 0.0, len(distances))
             _, _, by_pair, by_negative = _hinge_sums(distances, pairs, negatives, kind, all_negatives, weights)
             weight = grad.new_ones(())
-        to_distances = scaled_product(by_negative, weight, -1)
+        to_distances = by_negative * -weight
         to_distances.index_put_((anchors, positives), pairs.listed(by_pair) * weight, accumulate=True)
         return to_distances, None, None, None, None
 

@@ -26,7 +26,6 @@ from .fill import (
     indicators as indicators,
     prefers_floats as prefers_floats,
     row_numbers as row_numbers,
-    scaled_product as scaled_product,
     weights_of_shares as weights_of_shares,
     without_tiny as without_tiny,
     zero_at_most as zero_at_most,

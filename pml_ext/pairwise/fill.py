@@ -61,11 +61,6 @@ def zero_at_most(values: Tensor, others: Tensor, limit: float) -> Tensor:
     return kept
 
 
-def scaled_product(values: Tensor, others: Tensor, factor: float) -> Tensor:
-    """Product of two broadcastable tensors and a factor, in one pass."""
-    return torch.addcmul(constant(0, values), values, others, value=factor)
-
-
 def constant(number: float | tuple[float, ...], like: Tensor) -> Tensor:
     """A number as a cached tensor without dimensions, with the dtype and device of ``like``.
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .batch import transformed
 from .fill import constant, fill_outside
-
-_MANY_ENTRIES = 1 << 15
 
 
 class AllPairsExceptSelf(NamedTuple):
@@ -73,12 +73,11 @@ def pair_masks(
 
 def places_in(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of every True of a mask ``[B, R]``, in row-major order."""
-    if mask.device.type != "cpu" or mask.numel() < _MANY_ENTRIES or mask.shape[1] % 8:
+    if mask.device.type != "cpu" or torch.compiler.is_compiling() or transformed():
         rows, columns = torch.where(mask)
-        return rows, columns
-    rows, words = torch.where(mask.view(torch.int64))
-    word, place = torch.where(mask.view(len(mask), -1, 8)[rows, words])
-    return rows[word], torch.add(place, words[word], alpha=8)
+    else:  # four times as fast for 128 x 128
+        rows, columns = map(torch.from_numpy, np.divmod(np.flatnonzero(mask.numpy()), mask.shape[1]))
+    return rows, columns
 
 
 def all_entries(matrix: Tensor) -> tuple[Tensor, Tensor]:

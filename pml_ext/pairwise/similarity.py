@@ -141,17 +141,17 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
         near_length = _NEAR**2
     else:
         near_length = _NEAR**2 / 2 * (squares + others)
-    near_themselves = 0
     if y is x:
-        squared.fill_diagonal_(0)
-        if normalized:
-            near_themselves = x.shape[0]  # all rows, even of NaN; their differences are 0
-    rows, columns = places_in(squared <= near_length)  # also negative rounding errors
-    if len(rows) > near_themselves:
+        squared.fill_diagonal_(torch.inf)  # a row is not near itself
+    all_far = normalized and squared.numel() > 0 and bool(squared.amin() > near_length)
+    if not all_far:
+        rows, columns = places_in(squared <= near_length)  # also negative rounding errors
         step = max(1, _CHUNK // x.shape[1])
         for some_rows, some_columns in zip(torch.split(rows, step), torch.split(columns, step), strict=True):
             differences = x[some_rows] - y[some_columns]
             squared.index_put_((some_rows, some_columns), differences.square().sum(1))
+    if y is x:
+        squared.fill_diagonal_(0)
     if normalized:
         return squared
     return torch.where(squared <= rounding, 0, squared)
