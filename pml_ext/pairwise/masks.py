@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .batch import transformed
-from .fill import constant, fill_outside
+from .fill import constant, fill_outside, prefers_floats
 
 
 class AllPairsExceptSelf(NamedTuple):
@@ -73,10 +73,10 @@ def pair_masks(
 
 def places_in(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of every True of a mask ``[B, R]``, in row-major order."""
-    if mask.device.type != "cpu" or torch.compiler.is_compiling() or transformed():
-        rows, columns = torch.where(mask)
-    else:  # four times as fast for 128 x 128
+    if prefers_floats(mask) and not transformed():  # NumPy is four times as fast for 128 x 128
         rows, columns = map(torch.from_numpy, np.divmod(np.flatnonzero(mask.numpy()), mask.shape[1]))
+    else:
+        rows, columns = torch.where(mask)
     return rows, columns
 
 
