@@ -10,7 +10,7 @@ from pml_ext.registry.lookup import components, owners_of, plugins, registered
 
 
 @dataclasses.dataclass
-class Diagnosis(PluginRecord):
+class PluginDiagnosis(PluginRecord):
     """An entry point's record, with the names from its hooks."""
 
     components: int = 0
@@ -18,7 +18,7 @@ class Diagnosis(PluginRecord):
     clashes: list[str] = dataclasses.field(default_factory=list)  # texts about names of several plugins
 
 
-def diagnosis() -> list[Diagnosis]:
+def diagnosis() -> list[PluginDiagnosis]:
     """Return the diagnosis of each entry point.
 
     This calls all hooks, and imports what other distributions name as text.
@@ -27,7 +27,7 @@ def diagnosis() -> list[Diagnosis]:
         registered(kind)  # a hook that fails is recorded
     records = []
     for record in plugins():
-        copied = Diagnosis(**vars(record))
+        copied = PluginDiagnosis(**vars(record))
         records.append(copied)
         if record.status in ("ok", "broken") and record.hooks:
             _add_names(copied)
@@ -36,7 +36,7 @@ def diagnosis() -> list[Diagnosis]:
     return records
 
 
-def _add_names(record: Diagnosis) -> None:
+def _add_names(record: PluginDiagnosis) -> None:
     for kind in HOOK_OF:
         for name, by_plugin in registered(kind).items():
             if record.name not in by_plugin:
@@ -56,7 +56,7 @@ def _clash(kind: str, name: str, others: list[str]) -> str:
     return f"{kind} {name!r}: also in {' and '.join(map(repr, others))}; the bare name {meaning}"
 
 
-def _add_failing_imports(record: Diagnosis) -> None:
+def _add_failing_imports(record: PluginDiagnosis) -> None:
     """Import what a plugin names as text, and add each failure once."""
     for component in components():
         if component.plugin == record.name:
@@ -72,6 +72,6 @@ def _add_failing_imports(record: Diagnosis) -> None:
                 _add_once(record, error, "pml_ext_commands")
 
 
-def _add_once(record: Diagnosis, error: PluginError, hook: str) -> None:
+def _add_once(record: PluginDiagnosis, error: PluginError, hook: str) -> None:
     if str(error) not in record.error:
         record.add_error(error, hook)

@@ -21,7 +21,7 @@ from .output import print_json, print_result, print_table, stderr, stdout
 if TYPE_CHECKING:
     from pml_ext.testing.runner import CheckResult
 
-    from .diagnosis import Diagnosis
+    from .diagnosis import PluginDiagnosis
 
 COUNTED = ("passed", "failed", "skipped", "xfail")
 
@@ -50,7 +50,7 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
         raise Exit(1)
 
 
-def _details(record: Diagnosis) -> str:
+def _details(record: PluginDiagnosis) -> str:
     lines = [
         f"{record.name}: {record.distribution} {record.version}, module {record.module}, {record.status}",
         f"  hooks       {', '.join(record.hooks) or 'none'}",

@@ -18,6 +18,7 @@ from pml_ext.evaluation.neighbors import distance_matrix
 from pml_ext.evaluation.sampling import sample_indices as sample_indices
 
 from .fonts import drawable, font_families
+from .pictures import THUMBNAIL
 from .projection import COLORS, ONE_POINT, SHAPES, flattened, mark, unit_rows_on_cpu
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _LINES = ("o-", "s--", "^:", "d-.")
 _MARKERS = "os^D"  # indexed by a class's marker number
 _LEGEND = 10  # largest number of classes in a legend
 _LEGEND_INSIDE = 4  # largest number of curves whose legend is drawn inside of the panels
-_THUMBNAIL = 220  # longest side of a thumbnail in pixels, twice its drawn size
 Parts = Mapping[str, tuple[Tensor, Tensor]]
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 Cell = tuple[Tensor, str, str]  # image, uint8 [C, H, W]; caption; color of frame and caption
@@ -332,7 +332,7 @@ def _draw_cell(axes: Any, cell: Cell, left: float, top: float) -> None:
     scale = 1 / max(image.shape[-2:])
     right = left + scale * image.shape[-1]
     bottom = top + scale * image.shape[-2]
-    pixels = _at_most(image, _THUMBNAIL).expand(3, -1, -1).permute(1, 2, 0).numpy()
+    pixels = _at_most(image, THUMBNAIL).expand(3, -1, -1).permute(1, 2, 0).numpy()
     axes.imshow(pixels, interpolation="nearest", extent=(left, right, bottom, top))
     axes.text(left + 0.5, top - 0.03, caption, fontsize=7.5, color=color, ha="center", va="bottom")
     frame = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=color, linewidth=3)

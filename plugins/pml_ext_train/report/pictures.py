@@ -11,7 +11,7 @@ from pml_ext.errors import DataError
 from ..data import image_tensor, placeholder, thumbnail
 from ..retrieval import RetrievalWarning
 
-_THUMBNAIL = 220  # longer side of a thumbnail in pixels, twice its size in the figure
+THUMBNAIL = 220  # longer side of a thumbnail in pixels, twice its size in the figure
 
 
 class PictureReader:
@@ -21,7 +21,7 @@ class PictureReader:
         self.channels = channels
         self.missing: dict[Path, str] = {}
 
-    def image(self, path: Path, longest: int = _THUMBNAIL) -> Image.Image:
+    def image(self, path: Path, longest: int = THUMBNAIL) -> Image.Image:
         """Return a thumbnail whose longer side has at most ``longest`` pixels."""
         try:
             return thumbnail(path, self.channels, longest)
