@@ -162,11 +162,14 @@ class TiledMultiSimilarityLoss(_TiledLoss):
 
     def equation(self, pairs: Pairs) -> Terms:
         """One value per anchor."""
+        # Read here: torch 2.14 cannot compile a second loss with other values if a Function reads them first.
+        alpha = float(self.alpha)
+        beta = float(self.beta)
         sign = 1 if self.distance.is_inverted else -1
-        slopes = (-sign * self.alpha, sign * self.beta)
+        slopes = (-sign * alpha, sign * beta)
         matrix = with_log_weights(pairs.matrix, pairs.positives, pairs.weights, slopes[0])
         positive, negative = log_one_plus_sums(matrix, pairs.masks, slopes, (self.base, self.base))
-        return per_anchor(positive / self.alpha + negative / self.beta)
+        return per_anchor(positive / alpha + negative / beta)
 
 
 class TiledNTXentLoss(_TiledLoss):
