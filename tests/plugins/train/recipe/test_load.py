@@ -1,12 +1,27 @@
-"""Recipes with everything that goes over them, checked."""
+"""Recipes from files, with everything that goes over them: what they extend, overrides, merged tables."""
 
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 
 from pml_ext.errors import ConfigError, RecipeWarning
 from pml_ext_train.launch.launch import QUICK, train
-from pml_ext_train.recipe import load_recipes
+from pml_ext_train.recipe import (
+    Override,
+    load_recipe,
+    load_recipes,
+    merged,
+    origin_of,
+    overridden,
+    overrides_of,
+    parse_override,
+    pipelines,
+    read_tables,
+    tables_of,
+    variant_tables,
+)
 
 from ....overrides import typed
 from .recipes import one, write
@@ -99,3 +114,242 @@ def test_what_another_name_leaves_out_is_said():
     assert line == "--set data.name=digits leaves out the recipe's data.images.resize, data.images.crop"
     with warnings.catch_warnings(action="error", category=RecipeWarning):
         one("cbml/digits", "loss.mvc_weight=0.3", "data.workers=2")
+
+
+def test_another_data_set_keeps_how_images_are_read(tmp_path):
+    data = 'data = { workers = 2, unreadable = "skip", labels = "clusters", pseudo = { clusters = 7 } }'
+    parent = write(tmp_path, f'extends = "cbml/digits"\n{data}\n', "parent.toml")
+    child = write(tmp_path, 'extends = "parent.toml"\n[data]\nname = "digits-unseen"\n', "child.toml")
+    for recipe in (one(child), one(parent, "data.name=digits-unseen")):
+        assert recipe.data.name == "digits-unseen"
+        assert (recipe.data.workers, recipe.data.unreadable) == (2, "skip")
+        assert (recipe.data.labels, recipe.data.pseudo.clusters) == ("clusters", 7)
+
+
+def test_extended_choices_keep_the_recipes_origins(tmp_path):
+    write(tmp_path, 'extends = "cbml/digits"\n[origin]\nloss = "paper"\noptimizer = "program"\n', "other.toml")
+    sweep = '[sweep.data.other]\nextends = "other.toml"\n[sweep.data.own]\n[sweep.rows.a]\nloss = { epsilon = 0.2 }\n'
+    origin = '[origin]\n"loss.epsilon" = "paper, Table 1"\noptimizer = "ours"\n'
+    file = write(tmp_path, f'extends = "cbml/digits"\n{sweep}{origin}', "swept.toml")
+    of = variant_tables(file)[f"{file}@other,a"]["origin"]
+    keys = ("loss.epsilon", "loss.beta_pos", "optimizer.lr")
+    assert [origin_of(key, of) for key in keys] == ["paper, Table 1", "paper", "ours"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("loss = ", "mine.toml: not valid TOML: Invalid value"),
+        ('extends = "mine.toml"', "extends itself"),
+        ('extends = "cbml/digit"', "extends: no recipe 'cbml/digit'; nearest: cbml/digits"),
+        ("[loss]\nname = 'cbml'", "mine.toml: data: missing"),
+    ],
+)
+def test_files_that_are_no_recipes_are_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipes(write(tmp_path, text))
+    with pytest.raises(ConfigError, match="no such recipe file"):
+        load_recipes(str(tmp_path / "absent.toml"))
+
+
+def test_a_file_extends_a_file_beside_it(tmp_path):
+    assert one("cbml/omniglot-small").paper is not None
+    assert one(write(tmp_path, 'extends = "cbml/omniglot-small"\n')).paper is None  # a paper is not inherited
+    write(tmp_path, 'extends = "cbml/digits"\n[loss]\nmvc_weight = 0.5\n', "parent.toml")
+    child = write(tmp_path, 'extends = "parent.toml"\n[schedule]\nepochs = 13\n')
+    recipe = one(child)
+    assert (recipe.loss.settings["mvc_weight"], recipe.schedule.epochs) == (0.5, 13)
+    assert read_tables(child)["sampler"]["m"] == 8
+
+
+def test_folders_may_have_the_sign_of_variants(tmp_path):
+    (tmp_path / "with@sign").mkdir()
+    file = write(tmp_path / "with@sign", 'extends = "cbml/digits"\n[sweep]\n"loss.mvc_weight" = [0.0, 1.0]\n')
+    assert list(load_recipes(file)) == [f"{file}@0.0", f"{file}@1.0"]
+    assert one(f"{file}@1.0").loss.settings["mvc_weight"] == 1.0
+
+
+def test_a_variant_in_another_file_is_extended(tmp_path, monkeypatch):
+    write(tmp_path, 'extends = "cbml/digits"\n[sweep]\n"loss.mvc_weight" = [0.5, 1.0]\n', "base.toml")
+    child = write(tmp_path, 'extends = "base.toml@0.5"\n')
+    monkeypatch.chdir("/")
+    assert one(child).loss.settings["mvc_weight"] == 0.5
+
+
+def test_files_that_are_no_recipes_are_no_pipelines(tmp_path, monkeypatch):
+    (tmp_path / "pipelines").mkdir()
+    for name in ("mine.toml", "mine.toml~", ".DS_Store"):
+        write(tmp_path / "pipelines", "", name)
+    monkeypatch.setattr("pml_ext_train.recipe.read.importlib.resources.files", lambda _: tmp_path)
+    assert list(pipelines()) == ["pipelines/mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("loss.margin=0.1", "loss.margin", 0.1),
+        (" loss.name = pml/contrastive ", "loss.name", "pml/contrastive"),
+        ("data.name=folder:a=b", "data.name", "folder:a=b"),
+        ("loss={mvc_weight=2.0}", "loss", {"mvc_weight": 2.0}),
+        ("track=[]", "track", []),
+    ],
+)
+def test_key_and_value_of_a_text(text, key, value):
+    assert parse_override(text) == Override(key, value, f"--set {text}")
+
+
+@pytest.mark.parametrize("text", ["loss.margin", "=1", " = 1", ""])
+def test_a_text_without_key_or_value_is_refused(text):
+    with pytest.raises(ConfigError, match=rf"^--set {re.escape(text)}: wanted KEY=VALUE"):
+        parse_override(text)
+
+
+def test_python_gives_a_mapping_of_overrides():
+    given = {"loss.delta": 1.5, "model.trunk": {"name": "convnet"}}
+    assert overrides_of(given) == [Override("loss.delta", 1.5), Override("model.trunk", {"name": "convnet"})]
+    assert load_recipe("cbml/digits", {"schedule.epochs": 16}).schedule.epochs == 16
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ({"schedule.epochs": 0}, r"^override schedule\.epochs=0: schedule\.epochs: "),
+        ([parse_override("schedule.epochs=0")], r"^--set schedule\.epochs=0: schedule\.epochs: "),
+        ([parse_override("schedule.epochs=3"), parse_override("schedule.epochs=-1")], r"^--set schedule\.epochs=-1: "),
+        ([Override("track", 3, "--track nothing")], r"^--track nothing: track"),
+        ([*QUICK, Override("evaluation.figures", "none", "--quick")], r"^--quick: evaluation\.figures: found 'none'"),
+        ({"loss": "cbml"}, r"^override loss=cbml: loss is a table; wanted loss\.name=cbml"),
+        ("schedule.epochs=16", r"^overrides: found 'schedule.epochs=16'; wanted values by key"),
+        (["schedule.epochs=16"], r"^overrides: found 'schedule.epochs=16'; wanted values by key"),
+        ({3: "a"}, "^overrides: found the key 3; wanted"),
+    ],
+)
+def test_errors_quote_what_was_typed(overrides, text):
+    with pytest.raises(ConfigError, match=text):
+        load_recipe("cbml/digits", overrides)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["engine.compile=false", "trainer.epochs=1"], "--set trainer.epochs=1: no key 'trainer'; nearest: "),
+        (["loss.alpha_pos=0.3", "loss.beta_pos=-1"], "--set loss.beta_pos=-1: loss: cbml refuses "),
+        (["loss.margin=1", "loss.name=pml/contrastive"], "--set loss.margin=1: loss.margin: no setting of pml/contras"),
+        (["loss.name=pml/contrastive", "loss.pos_margin=x"], "--set loss.pos_margin=x: loss.pos_margin: found 'x'"),
+        (["engine.compile=false"], "{file}: loss: cbml refuses "),
+    ],
+)
+def test_an_error_names_its_override_or_the_file(tmp_path, settings, message):
+    recipe = "cbml/digits"
+    if "{file}" in message:
+        recipe = str(tmp_path / "mine.toml")
+        Path(recipe).write_text('extends = "cbml/digits"\nloss.beta_pos = -1\n')
+    with pytest.raises(ConfigError) as error:
+        load_recipe(recipe, [parse_override(text) for text in settings])
+    assert str(error.value).startswith(message.format(file=recipe))
+
+
+def test_overrides_are_turned_into_tables():
+    assert tables_of({"data.relation": "near", "data.relation.within": 2}) == {
+        "data": {"relation": {"name": "near", "within": 2}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("base", "over", "expected"),
+    [
+        ({"a": 1, "b": {"c": 2}}, {"b": {"d": 3}}, {"a": 1, "b": {"c": 2, "d": 3}}),
+        ({"a": {"b": {"c": 1, "d": 2}}}, {"a": {"b": {"c": 3}}}, {"a": {"b": {"c": 3, "d": 2}}}),
+        ({"a": "x"}, {"a": {"name": "x", "p": 1}}, {"a": {"name": "x", "p": 1}}),
+        ({"a": "x"}, {"a": {"p": 1}}, {"a": {"name": "x", "p": 1}}),
+        ({"freeze": "trunk"}, {"freeze": {"until": "b"}}, {"freeze": {"until": "b"}}),
+        ({"freeze": {"until": "b"}}, {"freeze": "trunk"}, {"freeze": "trunk"}),
+        ({"a": {"name": "x", "p": 1}}, {"a": "y"}, {"a": "y"}),
+        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+        (
+            {"data": {"name": "x", "size": 3, "workers": 2}},
+            {"data": {"name": "y"}},
+            {"data": {"name": "y", "workers": 2}},
+        ),
+    ],
+)
+def test_tables_are_merged_key_by_key(base, over, expected):
+    before = repr(base)
+    assert merged(base, over) == expected
+    assert repr(base) == before
+
+
+def test_a_setting_takes_its_inherited_origin_away():
+    base = {"loss": {"a": 1, "b": 2}, "origin": {"loss.a": "paper", "loss.b": "paper", "optimizer": "program"}}
+    over = {"loss": {"a": 3}, "origin": {"loss": "ours"}}
+    assert merged(base, over)["origin"] == {"loss.b": "paper", "optimizer": "program", "loss": "ours"}
+    assert merged(base, {"loss": {"a": 3}})["origin"] == base["origin"]  # a child without origins states none
+
+
+@pytest.mark.parametrize(
+    ("over", "left"),
+    [
+        ({"loss": {"name": "y"}}, {"losses": 1, "optimizer.lr": [0, 1]}),
+        ({"loss": "y", "tune": {"loss.b": [3, 4]}}, {"losses": 1, "optimizer.lr": [0, 1], "loss.b": [3, 4]}),
+        ({"tune": {"loss": "all"}}, {"losses": 1, "optimizer.lr": [0, 1], "loss": "all"}),
+    ],
+)
+def test_ranges_of_a_replaced_table_are_dropped(over, left):
+    base = {"loss": {"name": "x"}, "tune": {"loss.a": [1, 2], "losses": 1, "optimizer.lr": [0, 1]}}
+    assert merged(base, over)["tune"] == left
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (["sampler.m=4", "sampler={m=2, batch_size=32}"], {"name": "pml/m-per-class", "m": 2, "batch_size": 32}),
+        (["sampler={m=2}", "sampler.m=4"], {"name": "pml/m-per-class", "m": 4, "batch_size": 120}),
+        (["sampler.batch_size=64", "sampler={name='shuffle'}"], {"name": "shuffle", "batch_size": 64}),
+        (["sampler={name='shuffle', batch_size=32}", "sampler.name=tree"], {"name": "tree"}),
+        (["sampler.batch_size=64", "sampler={name='shuffle', batch_size=32}"], {"name": "shuffle", "batch_size": 32}),
+    ],
+)
+def test_the_last_value_of_a_key_wins(tmp_path, overrides, wanted):
+    tables = {"sampler": {"name": "pml/m-per-class", "m": 8, "batch_size": 120}}
+    settings = [(override.key, override.value) for override in typed(overrides)]
+    assert overridden(tables, settings) == {"sampler": wanted}
+
+
+@pytest.mark.parametrize(
+    ("settings", "model"),
+    [
+        (
+            [("model.trunk.width", 8), ("model", {"trunk": {"name": "mlp"}, "embedding_size": 4})],
+            {"trunk": {"name": "mlp", "width": 8}, "embedding_size": 4},
+        ),
+        (
+            [("model", {"trunk": {"name": "mlp", "width": 8}}), ("model.trunk", "convnet")],
+            {"trunk": {"name": "convnet"}},
+        ),
+    ],
+)
+def test_names_inside_of_tables_go_first(settings, model):
+    tables = {"model": {"trunk": "convnet"}, "origin": {"loss.name": "paper"}}
+    found = overridden(tables, [*settings, ("origin", {"loss.name": "ours"})])
+    assert found == {"model": model, "origin": {"loss.name": "ours"}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (
+            ["loss.optimizer={name='sgd', lr=1}", "loss.name=b"],
+            {"name": "b", "optimizer": {"name": "sgd", "lr": 1}},
+        ),
+        (["loss={miner='m', name='b'}"], {"name": "b", "miner": "m"}),
+        (
+            ["loss.miner={name='m', k=2}", "loss={name='b'}"],
+            {"name": "b", "miner": {"name": "m", "k": 2}},
+        ),
+        (["loss.miner=m", "loss.name=b"], {"name": "b", "miner": "m"}),
+    ],
+)
+def test_names_of_parts_hold_whatever_the_order(overrides, wanted):
+    settings = [(override.key, override.value) for override in typed(overrides)]
+    for given in (settings, settings[::-1]):
+        assert overridden({"loss": {"name": "a", "margin": 0.1}}, given) == {"loss": wanted}

@@ -1,8 +1,10 @@
-"""Frozen trunks: cached features equal the trunk in the loop, and nothing wrong is ever taken from the cache."""
+"""What runs cache of a trunk: features of a frozen one, activations before its last blocks, and the store on disk."""
 
 import contextlib
+import multiprocessing
 import shutil
 import sqlite3
+from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,13 +20,25 @@ from pml_ext_search.embedding import folder_pass, reading
 from pml_ext_search.trained import load_run
 from pml_ext_train.data import LabeledImages
 from pml_ext_train.launch.launch import train
-from pml_ext_train.recipe import reported_phases
-from pml_ext_train.training import FeatureCache, FeatureReader, Features, epoch_batches, load, open_run
+from pml_ext_train.recipe import load_recipe, reported_phases
+from pml_ext_train.training import (
+    FeatureCache,
+    FeatureReader,
+    Features,
+    Run,
+    epoch_batches,
+    evaluate_split,
+    load,
+    open_run,
+    train_run,
+)
+from pml_ext_train.training.batch_norm import synchronize_batch_norm
+from pml_ext_train.training.feature_store import FeatureStore, trunk_digest
 
 from ....overrides import typed
 from ...search.conftest import flip, full
 from .made_up_photos import write_photos
-from .whole_runs import assert_close_networks, built, finished
+from .whole_runs import SHORT, assert_close_networks, assert_the_same_when_resumed, built, finished
 
 
 @pytest.mark.usefixtures("without_report")
@@ -312,3 +326,216 @@ def test_of_kept_views_a_batch_has_different_ones(kept):
     rows = torch.cat([batch.images for batch in reader.read(epoch_batches([[0, 1, 2, 3]] * 50, 0, 1, views=2))])
     assert (rows[::2] != rows[1::2]).all()
     assert set(rows.flatten().tolist()) == set(range(kept))
+
+
+BLOCK = "4"  # of the convnet, the first layer of its second block
+STEM = [str(layer) for layer in range(4)]
+LIVE = f"model.freeze={STEM}".replace("'", '"')
+PLAIN = "data.augment.shift=0"
+
+
+def cut(precision="float32", **more):
+    settings = {"until": BLOCK, "precision": precision, **more}
+    return "model.freeze={" + ", ".join(f"{key}={value!r}" for key, value in settings.items()) + "}"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize("frozen_norms", ["true", "false"])
+def test_a_cut_equals_a_live_frozen_part(tmp_path, frozen_norms):
+    settings = [PLAIN, "model.dropout=0.2", f"model.freeze_batch_norm={frozen_norms}"]
+    live, metrics = finished(tmp_path / "live", *settings, LIVE)
+    kept, same = finished(tmp_path / "cut", *settings, cut())
+    assert_close_networks(live, kept, 1e-5)
+    for phase in ("raw", "before", "after"):
+        assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_report")
+def test_float16_is_within_its_rounding(tmp_path):
+    few = [PLAIN, "schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=3"]
+    exact, _ = finished(tmp_path / "exact", *few, cut())
+    rounded, _ = finished(tmp_path / "rounded", *few, cut("float16"))
+    for state in (exact, rounded):  # before batch norm, a bias has the gradient of rounding alone
+        del state["trunk"][f"{BLOCK}.bias"]
+    assert_close_networks(exact, rounded, 5e-3)
+    assert any(not torch.equal(value, rounded["trunk"][name]) for name, value in exact["trunk"].items())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_report")
+def test_a_resumed_run_has_equal_bits(tmp_path):
+    settings = [cut("float16"), "model.views=2", "schedule.name=constant", "schedule.milestones=[]"]
+    settings += ["evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=40"]
+    assert_the_same_when_resumed(tmp_path, *settings)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_report")
+def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
+    passes = []
+    real = FeatureCache.of
+    monkeypatch.setattr(FeatureCache, "of", lambda *given: passes.append(given) or real(*given))
+    stage = '[{epochs=2, loss={name="cbml"}, freeze={until="head", precision="float32"}}]'
+    staged = [PLAIN, f"stages={stage}", "schedule.milestones=[4]", "model.freeze_batch_norm=true"]
+    recipe = load_recipe("cbml/digits", typed([*SHORT, *staged]))
+    run = Run(recipe, "cbml/digits", tmp_path)
+    first, last = run.stages
+    assert isinstance(run.inputs.trained_trunk(first), torch.nn.Identity)
+    assert run.inputs.trained_trunk(last) is run.trunk
+    weights = [run.trunk[0].weight.detach().clone()]  # and after each epoch
+    monkeypatch.setattr(
+        "pml_ext_train.training.loop.validate", lambda *_: weights.append(run.trunk[0].weight.detach().clone())
+    )
+    train_run(run, finish=lambda *_: {})
+    # The features of all training images, once, and those of the tested images for the test before the training.
+    assert [len(images) for _, images, *_ in passes] == [len(run.images("train")), len(run.images("test"))]
+    assert torch.equal(weights[2], weights[0])
+    assert not torch.equal(weights[3], weights[0])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            [cut(gigabytes=1e-6)],
+            r"need .* KB .* above 1e-06 GB. Cut at a later block, use fewer model.views, .* model.freeze.gigabytes=1$",
+        ),
+        (['model.freeze={until="7x"}'], "no block of the trunk '7x'"),
+        (['model.freeze={until="4", gigabyte=1}'], "no key 'gigabyte'"),
+        ([cut(), "model.trunk.weights=random", "model.init=other"], "features are cached for pretrained trunks only"),
+        (["model.views=2"], "goes with freeze = 'trunk' or a cut"),
+        (
+            ['stages=[{epochs=1, loss={name="cbml"}}, {epochs=1, loss={name="cbml"}, freeze={until="4"}}]'],
+            "stages with a cut come first",
+        ),
+        (['model.freeze="trunk"', 'stages=[{epochs=1, loss={name="cbml"}, freeze={until="4"}}]'], "goes without"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tmp_path, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        train("cbml/digits", overrides=typed([*SHORT, *settings]), out=tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_report")
+def test_images_pass_through_the_stem_once(tmp_path, monkeypatch):
+    """Whitening, and the tests before and after the training, share one pass over all images."""
+    passed = Counter()
+    runs = []
+
+    class Counted(Run):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            self.trunk[0].register_forward_hook(lambda module, given, output: passed.update(stem=len(output)))
+            runs.append(self)
+
+    monkeypatch.setattr("pml_ext_train.launch.launch.Run", Counted)
+    settings = [PLAIN, cut("float16"), "model.start=within-class", "model.refit=within-class"]
+    settings += ["model.embedding_size=16", "evaluation.training_images=5000", "model.freeze_batch_norm=true"]
+    _, metrics = finished(tmp_path / "run", *settings)
+    sizes = {name: len(images) for name, images in runs[0].splits.items()}
+    probe = 1  # of the shape of activations
+    assert passed["stem"] == sizes["train"] + sizes["test"] + probe
+    view = open_run(tmp_path / "run", 0, "cpu")
+    assert view.cut is None  # it looks at images
+    for split, phase, close in (("test", "after", 1e-9), ("train", "training", 2e-3)):
+        found = evaluate_split(view, split)["map_at_r"]
+        assert found == pytest.approx(metrics[phase]["map_at_r"], abs=close)
+
+
+SIZE = 5
+
+
+def rows(first, count):
+    """Rows that no other numbers have."""
+    return np.arange(first * SIZE, (first + count) * SIZE, dtype=np.float32).reshape(count, SIZE)
+
+
+def keys(first, count):
+    return [f"{number}.png".encode() for number in range(first, first + count)]
+
+
+def stats(count, size=10):
+    return [(size, 1_700_000_000_000_000_000 + number) for number in range(count)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FeatureStore(tmp_path / "store", SIZE)
+
+
+def test_unchanged_files_have_their_vectors(store):
+    assert store.find(dict(zip(keys(0, 2), stats(2), strict=True))) == ({}, 0)
+    assert store.vectors().shape == (0, SIZE)
+    assert store.append(keys(0, 3), stats(3), rows(0, 3)) == dict(zip(keys(0, 3), range(3), strict=True))
+    assert store.append(keys(3, 2), stats(2), rows(3, 2).astype(np.float64)) == {b"3.png": 3, b"4.png": 4}
+    asked = dict(zip(keys(0, 6), [*stats(3), *stats(2), (1, 1)], strict=True))
+    asked[b"1.png"] = (11, asked[b"1.png"][1])
+    asked[b"2.png"] = (10, asked[b"2.png"][1] + 1)
+    found, damaged = FeatureStore(store.folder, SIZE).find(asked)
+    assert (found, damaged) == ({b"0.png": 0, b"3.png": 3, b"4.png": 4}, 0)
+    assert np.array_equal(store.vectors(), rows(0, 5))
+
+
+def test_what_a_killed_process_left_is_overwritten(store):
+    store.append(keys(0, 2), stats(2), rows(0, 2))
+    with (store.folder / "vectors.f32").open("ab") as file:
+        file.write(b"half of a row")
+    assert store.append(keys(2, 1), stats(1), rows(2, 1)) == {b"2.png": 2}
+    assert np.array_equal(store.vectors(), rows(0, 3))
+
+
+def test_failed_writes_leave_no_key(store, monkeypatch):
+    store.append(keys(0, 1), stats(1), rows(0, 1))
+    monkeypatch.setattr("pml_ext_train.training.feature_store.os.fsync", full)
+    with pytest.raises(OSError, match=r"vectors.f32: cannot be written \(No space left on device\)"):
+        store.append(keys(1, 1), stats(1), rows(1, 1))
+    monkeypatch.undo()
+    assert store.find({b"1.png": stats(1)[0]}) == ({}, 0)
+    assert store.append(keys(1, 1), stats(1), rows(1, 1)) == {b"1.png": 1}
+
+
+def append_some(folder, first):
+    store = FeatureStore(folder, SIZE)
+    for number in range(first, first + 20):
+        store.append(keys(number, 1), stats(1), rows(number, 1))
+
+
+def test_several_processes_append_at_once(store):
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=append_some, args=(store.folder, first)) for first in (0, 100)]
+    for worker in workers:
+        worker.start()
+    append_some(store.folder, 200)
+    for worker in workers:
+        worker.join(100)
+        assert worker.exitcode == 0
+    asked = {key: stats(1)[0] for first in (0, 100, 200) for key in keys(first, 20)}
+    found, damaged = store.find(asked)
+    assert (sorted(found.values()), damaged) == (list(range(60)), 0)
+    for first in (0, 100, 200):
+        assert np.array_equal(store.vectors()[[found[key] for key in keys(first, 20)]], rows(first, 20))
+
+
+def batch_norms():
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Flatten())
+
+
+def timm_batch_norms():
+    layers = pytest.importorskip("timm.layers", reason="the extra timm is not installed")
+    return nn.Sequential(layers.BatchNormAct2d(4), nn.Flatten())
+
+
+@pytest.mark.parametrize("build", [batch_norms, timm_batch_norms])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_joined_batch_norms_keep_the_digest(build, device):
+    trunk = build()
+    plain = trunk_digest(trunk, "steps")
+    joined = synchronize_batch_norm(trunk, torch.device(device))
+    assert "Sync" in str(joined) or "Joined" in str(joined)
+    assert trunk_digest(joined, "steps") == plain
+    assert trunk_digest(joined, "other steps") != plain

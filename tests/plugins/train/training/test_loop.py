@@ -1,6 +1,7 @@
-"""Whole runs on digits: what is written, repeated, and called."""
+"""Whole runs on digits: what is written, repeated, and called, and what ends them."""
 
 import json
+import math
 from collections import Counter
 from unittest.mock import patch
 
@@ -10,10 +11,11 @@ from matplotlib.figure import Figure
 from pytorch_metric_learning import losses
 
 import pml_ext
+from pml_ext.errors import TrainingError
 from pml_ext_train.data import LabeledImages
 from pml_ext_train.launch.launch import train
 from pml_ext_train.records import read_metrics
-from pml_ext_train.training import Run, Silence
+from pml_ext_train.training import Run, Silence, checkpoint
 
 from ....overrides import typed
 from .whole_runs import QUICK, quick
@@ -130,3 +132,42 @@ def test_each_image_is_embedded_once_for_each_network(tmp_path, monkeypatch):
     assert passed["training"] == 3 * run.stages[0].iterations * run.stages[0].batch_size
     assert passed["testing"] == sizes["train"] + 2 * sizes["test"] + 3 * sizes["validation"]
     assert read.call_count == passed["training"] + passed["testing"] + 24
+
+
+class Exploding(losses.ContrastiveLoss):
+    """Becomes NaN in its sixth call, or a batch norm's statistics do."""
+
+    what = "loss"
+
+    def start_epoch(self, run):
+        if self.what == "statistics" and run.epoch == 2:
+            run.trunk[1].running_mean.fill_(math.inf)
+
+    def forward(self, *arguments):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(*arguments) * (math.nan if self.calls == 6 and self.what == "loss" else 1)
+
+
+@pytest.mark.usefixtures("isolated_registry")
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [
+        ("loss", r"the loss became nan in iteration 6 \(epoch 2\)"),
+        ("statistics", r"the trunk\.1\.running_mean became inf in epoch 2"),
+    ],
+)
+def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what, wanted):
+    monkeypatch.setattr(Exploding, "what", what)
+    pml_ext.register(Exploding, name="exploding")
+    with pytest.raises(TrainingError, match=f"{wanted}; the checkpoint of epoch 1 is kept"):
+        quick(tmp_path / "out", "loss.name=exploding", "evaluation.baselines=false")
+    state = checkpoint.load(tmp_path / "out" / "checkpoints" / "last.pt")
+    assert state["epoch"] == 1
+    assert all(value.isfinite().all() for value in state["parts"]["embedder"].values())
+
+
+def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path):
+    overrides = ("optimizer={name='sgd', lr=3e38, weight_decay=1e3}", "sampler.iterations=1")
+    with pytest.raises(TrainingError, match=r"the weight trunk\.0\.weight became inf in epoch 1; there is no"):
+        quick(tmp_path / "out", *overrides, recipe="triplets/digits")
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["before.pt"]

@@ -1,16 +1,35 @@
-"""Figures hold what they are given."""
+"""Reports: pages, figures, contact sheets, projections and fonts."""
 
+import base64
 import io
+import re
 import warnings
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from markupsafe import Markup
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont
 from matplotlib.image import imread
+from PIL import Image
 from pytorch_metric_learning.distances import LpDistance
 
-from pml_ext_train.report import figures
+from pml_ext_train.report import (
+    ReportTable,
+    contact_sheets,
+    draw,
+    figures,
+    flattened,
+    fonts,
+    percent,
+    projection,
+    render,
+)
+from pml_ext_train.report.contact_sheets import CELL, contact_sheet, font_file
 
 
 def pixels(figure):
@@ -131,3 +150,113 @@ def test_names_from_data_are_shown_as_they_are():
             assert pixels(figure).size > 0
     legend = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
     assert legend == [*NAMES[:3], "two��", "�.png", *NAMES[5:]]
+
+
+def test_letters_are_drawn_by_a_fitting_font(monkeypatch):
+    """STIX comes with matplotlib and has the letter; DejaVu Sans lacks it."""
+    monkeypatch.setattr(figures, "font_families", lambda: ["DejaVu Sans", "STIXGeneral"])
+    drawn = []
+    for figure, font in ((Figure(), {"fontfamily": "STIXGeneral"}), (figures.PlainFigure(), {})):
+        canvas = FigureCanvasAgg(figure)
+        figure.text(0.2, 0.2, "\u1d84", fontsize=60, **font)
+        canvas.draw()
+        drawn.append(np.asarray(canvas.buffer_rgba()))
+    assert np.array_equal(*drawn)
+
+
+def test_names_are_shortened_to_their_width():
+    assert fonts.short_name("a" * 30, 10) == "…" + "a" * 9
+    assert fonts.short_name("\u4e2d" * 9, 10) == "…" + "\u4e2d" * 4  # wide letters take two columns
+    assert fonts.drawable("a\x07\u202eb\n") == "a\ufffd\ufffdb\n"
+
+
+def test_sheets_draw_letters_by_a_fitting_font(monkeypatch):
+    """STIX comes with matplotlib and has the first letter; DejaVu Sans lacks both, and no font has the second."""
+    monkeypatch.setattr(contact_sheets, "font_families", lambda: ["DejaVu Sans", "STIXGeneral"])
+    letter = "\u1d84"
+    unknown = "\U00020001"
+    assert [font_file(text) for text in (letter, unknown)] == [*map(findfont, ("STIXGeneral", "DejaVu Sans"))]
+    sheets = [contact_sheet(text, [Image.new("L", (9, 9), 255)]) for text in (letter, unknown)]
+    assert sheets[0] != sheets[1]  # a box, in a font without the letter
+
+
+def test_a_sheet_has_every_image_in_its_place():
+    colors = [(10 * number, 40, 200) for number in range(23)]
+    sheet = contact_sheet("23 of them", [Image.new("RGB", (5, 5), color) for color in colors])
+    assert sheet.size == (10 * CELL + 6, 30 + 3 * CELL + 6)
+    for number, color in enumerate(colors):
+        row, column = divmod(number, 10)
+        assert sheet.getpixel((6 + column * CELL + 50, 30 + row * CELL + 50)) == color
+
+
+def test_only_framed_images_have_a_frame():
+    images = [Image.new("L", (400, 200), 255)] * 3
+    sheet = np.asarray(contact_sheet("", images, ["a", "b", "c"], [False, True, False]))
+    red = (sheet == (224, 49, 49)).all(axis=2)
+    inside = red[:, 6 + CELL : 6 + 2 * CELL]
+    assert inside.sum() == red.sum() > 600
+
+
+@pytest.mark.parametrize("name", ["price $5_$6", "two\x00\x07\nlines", "\udcff.png", "中文", "שלום", "🙂", ""])
+def test_any_name_of_a_file_is_drawn(name):
+    plain, named = (np.asarray(contact_sheet(text, [Image.new("L", (1, 900))], [text])) for text in ("", name))
+    assert (plain != named).any() == bool(name)
+
+
+ROWS = [["raw & <b>", "1.0"], ["after", Markup("<b>2.0</b>")]]
+TABLE = ReportTable("Results", ["phase", "R@1 <%>"], ROWS, "A caption.")
+
+
+def line():
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    return figure
+
+
+def test_a_page_has_tables_and_figures_in_it():
+    drawn = draw("A <line>", line, "Its caption")
+    page = render("report", title="A & B", tables=[TABLE], figures=[drawn], phases={})
+    assert "<h1>A &amp; B</h1>" in page
+    heads = re.findall(r'<th scope="(?:col|row)">(.*?)</th>', page)
+    assert heads == ["phase", "R@1 &lt;%&gt;", "raw &amp; &lt;b&gt;", "after"]
+    assert re.findall(r"<td>(.*?)</td>", page) == ["1.0", "<b>2.0</b>"]
+    (picture,) = re.findall(r'alt="A &lt;line&gt;" src="data:image/png;base64,([^"]+)"', page)
+    assert base64.b64decode(picture) == drawn.png
+    assert drawn.png.startswith(b"\x89PNG")
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', page)  # nothing from elsewhere
+
+
+@pytest.mark.parametrize("error", [ValueError("no\nbins"), SystemExit("enough")])
+def test_a_figure_that_fails_leaves_the_others(error):
+    fails = Mock(side_effect=error)
+    failed = draw("broken", fails, owner="MyLoss: ")
+    first = str(error).splitlines()[0]
+    assert (failed.png, failed.problem) == (b"", f"MyLoss: {type(error).__name__}: {first}")
+    page = render("report", title="a", figures=[failed, draw("whole", line)], phases={})
+    assert f"This figure could not be drawn: MyLoss: {type(error).__name__}: {first}</div>" in page
+    assert page.count("data:image/png;base64,") == 1
+    with pytest.raises(KeyboardInterrupt):
+        draw("stopped", Mock(side_effect=KeyboardInterrupt))
+
+
+def test_shares_are_formatted_in_percent():
+    assert [percent(value) for value in (0.714, 1, 0, None)] == ["71.4", "100.0", "0.0", ""]
+    assert [percent(value, "+") for value in (0.0126, -0.5)] == ["+1.3", "-50.0"]
+    bold = percent(0.5, bold=True)
+    assert (bold, type(bold)) == ("<b>50.0</b>", Markup)
+
+
+def test_projections_are_seeded_and_few_points_use_pca():
+    points = projection.unit_rows_on_cpu(torch.randn(40, 6, generator=torch.Generator().manual_seed(0))).numpy()
+    assert np.array_equal(flattened(points, "tsne", 1), flattened(points, "tsne", 1))
+    few = points[:10]
+    assert np.array_equal(flattened(few, "tsne"), flattened(few, "pca"))
+    assert not np.allclose(flattened(points[:11], "tsne"), flattened(points[:11], "pca"))
+
+
+def test_huge_and_tiny_rows_become_unit_vectors():
+    points = torch.tensor([[3e38, 0, 3e38], [0, -1e-30, 0], [3, 4, 0]], requires_grad=True)
+    found = projection.unit_rows_on_cpu(points)
+    assert not found.requires_grad
+    root = 0.5**0.5
+    torch.testing.assert_close(found, torch.tensor([[root, 0, root], [0, -1e-18, 0], [0.6, 0.8, 0]]))
