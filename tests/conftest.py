@@ -59,7 +59,6 @@ SLOW = {
     "test_on_slurm.py",
     "test_job_queue.py",
     "test_run.py",
-    "test_loop.py",
     *("test_tuning.py", "test_benchmark.py"),
     "faults",
 }

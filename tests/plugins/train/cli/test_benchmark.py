@@ -6,9 +6,7 @@ import re
 import pytest
 import torch
 
-from pml_ext import CBMLLoss, registry
-from pml_ext.errors import ConfigError
-from pml_ext.pairwise import fill
+from pml_ext import CBMLLoss, ConfigError, registry
 from pml_ext_train.cli import benchmark
 from pml_ext_train.cli.benchmark import Shape, bench
 
@@ -16,11 +14,15 @@ SMALL = [Shape(32, 8, 4)]
 
 
 def test_losses_regularizers_and_the_floor_have_rows():
-    losses = ["cbml", "pml/multi-similarity", CBMLLoss(), CBMLLoss(mining=False), "density"]
-    rows = bench(losses, SMALL, repeats=3, device="cpu", threads=2)
+    rows = bench(
+        ["cbml", "pml/multi-similarity", CBMLLoss(), CBMLLoss(mining=False), "density"],
+        SMALL,
+        repeats=3,
+        device="cpu",
+        threads=2,
+    )
     assert torch.get_num_threads() == 1  # as before
-    named = ["cbml", "pml/multi-similarity", "CBMLLoss", "CBMLLoss 2", "density"]
-    assert [row.loss for row in rows] == ["floor", *named]
+    assert [row.loss for row in rows] == ["floor", "cbml", "pml/multi-similarity", "CBMLLoss", "CBMLLoss 2", "density"]
     assert rows[0].to_floor == 1
     for row in rows:
         assert row.rounds == 3
@@ -76,7 +78,7 @@ WANTED = {"cbml": 55.1, "angular": 27.5, "n-pair": 18.5, "n-pair-angular": 34, "
 @pytest.mark.parametrize(("name", "most"), [("floor", 11.5), *WANTED.items(), ("tiled-multi-similarity", 27)])
 def test_traffic_with_boolean_masks_is_bounded(name, most, monkeypatch):
     """1,024 embeddings of size 8, so that nothing counts but the matrices; with the masks that a GPU has."""
-    monkeypatch.setattr(fill, "_FLOATS_ON", ())
+    monkeypatch.setattr("pml_ext.pairwise.fill._FLOATS_ON", ())
     function = benchmark.floor if name == "floor" else registry.build(name, "loss")
     x = torch.randn(1024, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     assert benchmark.account_of(function, x, torch.arange(1024) // 4).traffic / (4 * 1024**2) <= most
@@ -123,10 +125,8 @@ def test_much_traffic_is_left_out_of_larger_batches():
     losses = ["softmax", "cbml"]
     shapes = [Shape(8, 4, 2), Shape(16, 4, 2)]
     _, little, much = bench(losses, shapes[:1], repeats=1, device="cpu")
-    between = (little.traffic + much.traffic) / 2
-    rows = bench(losses, shapes, repeats=1, device="cpu", most_traffic=between)
-    left = [row.loss for row in rows if row.shape == "16x4x2" and row.loss != "floor"]
-    assert left == ["softmax"]
+    rows = bench(losses, shapes, repeats=1, device="cpu", most_traffic=(little.traffic + much.traffic) / 2)
+    assert [row.loss for row in rows if row.shape == "16x4x2" and row.loss != "floor"] == ["softmax"]
 
 
 @pytest.mark.parametrize("wrong", ["1024", "1024x512", "axbxc", "0x4x4", ""])
@@ -153,8 +153,12 @@ def test_batches_double_and_failing_losses_are_left_out(monkeypatch):
             return embeddings.sum()
 
     rows = benchmark.scale([Failing()], Shape(64, 8, 4), 300, device="cpu", repeats=1)
-    measured = [(row.shape, row.loss) for row in rows if not row.failed]
-    assert measured == [("64x8x4", "floor"), ("64x8x4", "Failing"), ("128x8x4", "floor"), ("256x8x4", "floor")]
+    assert [(row.shape, row.loss) for row in rows if not row.failed] == [
+        ("64x8x4", "floor"),
+        ("64x8x4", "Failing"),
+        ("128x8x4", "floor"),
+        ("256x8x4", "floor"),
+    ]
     assert [(row.shape, row.failed) for row in rows if row.failed] == [("128x8x4", "RuntimeError: no memory")]
     assert set(sizes) == {64, 128}
     monkeypatch.setattr(benchmark, "MEMORY", 64 * 64 * 4)
@@ -177,8 +181,16 @@ def test_command_writes_a_table_or_json(pml_ext_command):
 
 
 def test_steps_are_compared_with_a_bare_loop(pml_ext_command):
-    quick = ["--set", "model.trunk.width=8", "--repeats=3", "--device=cpu", "--threads=1"]
-    done = pml_ext_command("bench", "--run", "triplets/digits", *quick)
+    done = pml_ext_command(
+        "bench",
+        "--run",
+        "triplets/digits",
+        "--set",
+        "model.trunk.width=8",
+        "--repeats=3",
+        "--device=cpu",
+        "--threads=1",
+    )
     assert done.returncode == 0
     step, bare = (float(re.search(rf"^{name} +([\d.]+) *$", done.stdout, re.M)[1]) for name in ("step", "bare loop"))
     assert 0 < bare < 10 * step

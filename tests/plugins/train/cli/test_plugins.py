@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from pml_ext import registry
-from pml_ext.errors import ConfigError
-from pml_ext.plugin import Command, DataError, DataSplits, LabeledImages
+from pml_ext.plugin import Command, ConfigError, DataError, DataSplits, LabeledImages
 from pml_ext.testing import Named
 from pml_ext_train.cli.diagnosis import diagnosis
 from pml_ext_train.cli.scaffold import new_plugin
@@ -26,8 +25,7 @@ def test_check_names_what_fails_and_where(pml_ext_command):
     assert re.search(r"check_sampler +failed +ZeroDivisionError: .* \(at planted.py:\d+\)", done.stdout)
     assert re.search(r'File ".*planted.py", line \d+, in <lambda>\n.*images=lambda self, rows: 1 / 0', done.stdout)
     done = pml_ext_command("check", "hard-pair", "--fast", "--json")
-    results = json.loads(done.stdout)
-    assert [entry for entry in results if entry["status"] not in ("passed", "skipped")] == []
+    assert [entry for entry in json.loads(done.stdout) if entry["status"] not in ("passed", "skipped")] == []
     assert done.returncode == 0
     assert pml_ext_command("check", "nowhere_at_all").returncode == 2
 
@@ -44,8 +42,7 @@ def test_plugins_are_listed_as_a_table_or_json(pml_ext_command):
 def test_new_plugin_prints_files_and_next_steps(pml_ext_command, tmp_path, monkeypatch):
     done = pml_ext_command("new-plugin", "wide-margin", "--out", tmp_path / "new")
     *files, last = done.stdout.splitlines()
-    written = {str(path) for path in (tmp_path / "new").rglob("*") if path.is_file()}
-    assert set(files) == written
+    assert set(files) == {str(path) for path in (tmp_path / "new").rglob("*") if path.is_file()}
     assert last == f"next: cd {tmp_path / 'new'}; pip install -e '.[dev]'; pytest; pml-ext check wide_margin"
     monkeypatch.setattr("pml_ext_train.cli.output.WIDE", 40)  # columns, as of a narrow terminal
     done = pml_ext_command("new-plugin", "wide-margin", "--out", tmp_path / "my new one")
@@ -129,8 +126,11 @@ def shapes(root=None, seed=0, channels=1, dtype=torch.uint8, offset=0):
     generator = torch.Generator().manual_seed(seed)
 
     def part(count):
-        labels = torch.randint(4, (count,), generator=generator) + offset
-        return LabeledImages(torch.zeros(count, channels, 8, 8, dtype=dtype), labels, ["a", "b", "c", "d"])
+        return LabeledImages(
+            torch.zeros(count, channels, 8, 8, dtype=dtype),
+            torch.randint(4, (count,), generator=generator) + offset,
+            ["a", "b", "c", "d"],
+        )
 
     return DataSplits(part(20), part(12), image_size=8, channels=1)
 
@@ -331,8 +331,9 @@ def test_a_diagnosis_changes_no_record(install_plugin):
 def test_writes_a_package_and_nothing_over_it(tmp_path):
     files = new_plugin("soft-margin-loss", tmp_path / "out")
     assert all(file.is_file() for file in files)
-    project = tomllib.loads((tmp_path / "out" / "pyproject.toml").read_text())
-    assert project["project"]["entry-points"]["pml_ext"] == {"soft-margin-loss": "soft_margin_loss"}
+    assert tomllib.loads((tmp_path / "out" / "pyproject.toml").read_text())["project"]["entry-points"]["pml_ext"] == {
+        "soft-margin-loss": "soft_margin_loss"
+    }
     assert "class SoftMarginLoss(" in (tmp_path / "out" / "src" / "soft_margin_loss" / "losses.py").read_text()
     for file in files:
         text = file.read_text()

@@ -12,7 +12,23 @@ import torch
 from pml_ext.errors import ConfigError, DataError, MissingExtraError
 from pml_ext_train.data import is_vector_file, read_vectors, vectors
 
-from .vector_files import LABELS, PARTS, ROWS, columns, npz
+LABELS = ["cat", "dog", "cat", "dog", "owl", "owl", "owl", "cat"]
+
+
+PARTS = ["train", "train", "train", "train", "test", "test", "test", "test"]
+
+
+def columns(**changes):
+    return {"embeddings": np.arange(24, dtype=np.float32).reshape(8, 3), "labels": np.array(LABELS)} | changes
+
+
+ROWS = columns()["embeddings"]
+
+
+def npz(place, **changes):
+    kept = {name: column for name, column in columns(**changes).items() if column is not None}
+    np.savez(place / "mine.npz", **kept)
+    return place / "mine.npz"
 
 
 def parquet(place, fixed_size=False, **changes):
@@ -45,8 +61,11 @@ def test_all_formats_have_the_same_content(tmp_path, write):
     np.testing.assert_array_equal(file.embeddings, ROWS)
     assert file.class_names == ["cat", "dog", "owl"]
     assert file.labels.tolist() == [0, 1, 0, 1, 2, 2, 2, 0]
-    found = (file.ids.tolist(), file.split.tolist(), file.groups.tolist())
-    assert found == (list("abcdefgh"), PARTS, ["", *"xyzxyz", ""])
+    assert (file.ids.tolist(), file.split.tolist(), file.groups.tolist()) == (
+        list("abcdefgh"),
+        PARTS,
+        ["", *"xyzxyz", ""],
+    )
     assert is_vector_file(file.path)
 
 
@@ -59,8 +78,14 @@ def test_parquet_may_have_fixed_sizes_and_categories(tmp_path):
 
 
 def test_integer_labels_and_missing_groups_are_read(tmp_path):
-    groups = np.array(["a", "nan", "None", "", "<NA>", "b", "b", "c"])
-    file = read_vectors(npz(tmp_path, labels=np.array([10, 9, 10, 9, 2, 2, 2, 2]), ids=np.arange(8) * 5, groups=groups))
+    file = read_vectors(
+        npz(
+            tmp_path,
+            labels=np.array([10, 9, 10, 9, 2, 2, 2, 2]),
+            ids=np.arange(8) * 5,
+            groups=np.array(["a", "nan", "None", "", "<NA>", "b", "b", "c"]),
+        )
+    )
     assert file.class_names == ["2", "9", "10"]
     assert file.ids.tolist()[:3] == ["0", "5", "10"]
     assert file.groups.tolist() == ["a", "", "", "", "", "b", "b", "c"]
@@ -147,8 +172,9 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
 
 def test_an_array_with_a_false_size_is_refused(tmp_path):
     header = io.BytesIO()
-    about = {"descr": "<f4", "fortran_order": False, "shape": (4_000_000_000, 1024)}
-    np.lib.format.write_array_header_1_0(header, about)
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (4_000_000_000, 1024)}
+    )
     with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
         archive.writestr("embeddings.npy", header.getvalue() + bytes(4096))
     with pytest.raises(DataError, match=r"embeddings claim 16,384,000,000,000 bytes, .* but have 4,096; write"):
@@ -156,8 +182,7 @@ def test_an_array_with_a_false_size_is_refused(tmp_path):
 
 
 def test_vectors_are_split_by_their_file(tmp_path):
-    parts = [*PARTS[:3], "validation", *PARTS[4:]]
-    splits = vectors(tmp_path, path=str(npz(tmp_path, split=np.array(parts))))
+    splits = vectors(tmp_path, path=str(npz(tmp_path, split=np.array([*PARTS[:3], "validation", *PARTS[4:]]))))
     ids = [part.ids.tolist() for part in (splits.train, splits.validation, splits.test)]
     assert (ids, splits.vector_size) == ([["0", "1", "2"], ["3"], ["4", "5", "6", "7"]], 3)
     vector, label = splits.test[0]
@@ -185,8 +210,7 @@ def test_vectors_are_split_by_class_or_image(tmp_path):
     ],
 )
 def test_unused_keys_and_doubtful_vectors_are_noted(tmp_path, changes, text):
-    split = None if "split" in changes else "image"
-    assert text in vectors(path=str(npz(tmp_path, **changes)), split=split).note
+    assert text in vectors(path=str(npz(tmp_path, **changes)), split=None if "split" in changes else "image").note
 
 
 @pytest.mark.parametrize("option", [{"split": "class"}, {"train_fraction": 0.3}, {"seed": 0}])

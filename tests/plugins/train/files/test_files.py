@@ -15,14 +15,24 @@ from unittest.mock import DEFAULT, Mock
 import pytest
 
 from pml_ext.errors import ConfigError, DataError, UnwritableError
-from pml_ext_train.files import checksums, moving
-from pml_ext_train.files.atomic import (
+from pml_ext_train.files import (
+    MISSING,
     DamagedError,
+    as_spelled,
     check_writable,
+    checksums,
+    composed,
+    doubt_about,
+    file_stat,
     final_path,
+    free_name,
+    free_names,
     locked_folder,
+    moving,
+    path_bytes,
     read_json,
     read_toml,
+    rename_file,
     toml_value,
     write_atomically,
     write_json,
@@ -30,8 +40,6 @@ from pml_ext_train.files.atomic import (
     writing,
 )
 from pml_ext_train.files.checksums import SUMS, changed_files, read_sums
-from pml_ext_train.files.moving import free_name, free_names, rename_file
-from pml_ext_train.files.stat import MISSING, as_spelled, composed, doubt_about, file_stat, path_bytes
 from pml_ext_train.records import check_unchanged, read_metrics
 from pml_ext_train.training import load
 
@@ -100,8 +108,12 @@ def test_a_folder_without_fsync_is_written(tmp_path, monkeypatch):
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("filelock.FileLock.acquire", Mock(side_effect=NotImplementedError("no flock")))
-    text = f"{tmp_path}: its file system has no locks; choose a folder on another one"
-    with pytest.raises(UnwritableError, match=text), locked_folder(tmp_path):
+    with (
+        pytest.raises(
+            UnwritableError, match=f"{tmp_path}: its file system has no locks; choose a folder on another one"
+        ),
+        locked_folder(tmp_path),
+    ):
         pass
 
 
@@ -293,8 +305,9 @@ def test_a_kill_leaves_one_whole_file(tmp_path, monkeypatch, number):
     """The kill precedes the checksums, or comes between them and the file."""
     (tmp_path / "below").mkdir()
     put(tmp_path, "below/one")
-    killed = Mock(wraps=os.replace, side_effect=[*[DEFAULT] * (number - 1), KeyboardInterrupt])
-    monkeypatch.setattr(os, "replace", killed)
+    monkeypatch.setattr(
+        os, "replace", Mock(wraps=os.replace, side_effect=[*[DEFAULT] * (number - 1), KeyboardInterrupt])
+    )
     with pytest.raises(KeyboardInterrupt):
         put(tmp_path, "below/one", "new")
     monkeypatch.undo()
@@ -350,19 +363,18 @@ def test_a_taken_name_gets_a_number(tmp_path):
 def test_files_of_one_stem_share_a_number(tmp_path):
     (tmp_path / "a.xmp").touch()
     (tmp_path / "a-2.jpg.xmp").touch()
-    endings = [".jpg", ".xmp", ".jpg.xmp"]
-    assert [path.name for path in free_names(tmp_path, "a", endings)] == ["a-3.jpg", "a-3.xmp", "a-3.jpg.xmp"]
+    assert [path.name for path in free_names(tmp_path, "a", [".jpg", ".xmp", ".jpg.xmp"])] == [
+        "a-3.jpg",
+        "a-3.xmp",
+        "a-3.jpg.xmp",
+    ]
 
 
 def test_a_file_is_renamed_to_a_free_name(tmp_path, monkeypatch):
     source, target = tmp_path / "one", tmp_path / "two"
     source.write_bytes(b"one")
-
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
     with monkeypatch.context() as patch:
-        patch.setattr(moving.os, "replace", fail)
+        patch.setattr(moving.os, "replace", Mock(side_effect=OSError(5, "Input/output error")))
         with pytest.raises(OSError, match="Input/output"):
             rename_file(source, target)
     assert os.listdir(tmp_path) == ["one"]

@@ -29,8 +29,9 @@ with locked(pathlib.Path(sys.argv[1])):
 
 
 def test_a_running_process_keeps_its_lock(tmp_path):
-    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert holder.stdout.readline() == b"held\n"
     with (
         pytest.raises(ConfigError, match="is being written by another run; wait for it, or choose another --out"),
@@ -44,16 +45,28 @@ def test_a_running_process_keeps_its_lock(tmp_path):
     holder.communicate()
 
 
-SMALL = ["sampler.iterations=2", "model.trunk.width=4", "evaluation.baselines=false", "evaluation.figures=few"]
-SMALL += ["schedule.milestones=[]", "schedule.name=constant", "evaluation.training_images=0"]
+SMALL = [
+    "sampler.iterations=2",
+    "model.trunk.width=4",
+    "evaluation.baselines=false",
+    "evaluation.figures=few",
+    "schedule.milestones=[]",
+    "schedule.name=constant",
+    "evaluation.training_images=0",
+]
 
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_a_finished_run_continues_with_more_epochs(tmp_path, schedule):
     def metrics(out, epochs, resume=False):
-        settings = [*SMALL, f"schedule.name={schedule}", f"schedule.epochs={epochs}"]
-        return train("cbml/digits", tmp_path / out, device="cpu", overrides=typed(settings), resume=resume)[0]
+        return train(
+            "cbml/digits",
+            tmp_path / out,
+            device="cpu",
+            overrides=typed([*SMALL, f"schedule.name={schedule}", f"schedule.epochs={epochs}"]),
+            resume=resume,
+        )[0]
 
     first = metrics("longer", 1)
     straight = metrics("straight", 2)
@@ -89,9 +102,16 @@ def test_a_run_refuses_changed_images(tmp_path):
     write_photos(photos, classes=6, each=6)
 
     def go_on(data, resume=True):
-        settings = [*SMALL, f"data.name=folder:{data}", "data.split=class", "data.image_size=8", "data.channels=3"]
-        settings += ["sampler={name='shuffle', batch_size=4, iterations=2}", "schedule.epochs=1"]
-        settings += ["engine.checkpoint_minutes=1e-9"]
+        settings = [
+            *SMALL,
+            f"data.name=folder:{data}",
+            "data.split=class",
+            "data.image_size=8",
+            "data.channels=3",
+            "sampler={name='shuffle', batch_size=4, iterations=2}",
+            "schedule.epochs=1",
+            "engine.checkpoint_minutes=1e-9",
+        ]
         return train("pml/contrastive/digits", out, device="cpu", overrides=typed(settings), resume=resume)[0]
 
     first = go_on(photos, resume=False)
@@ -129,8 +149,7 @@ NAME = "pml/contrastive/digits"
 
 
 def trial(folder, report):
-    recipe = load_recipe(NAME, typed(SETTINGS))
-    return train_and_validate(recipe, NAME, folder, 0, "cpu", None, Silence(), report)
+    return train_and_validate(load_recipe(NAME, typed(SETTINGS)), NAME, folder, 0, "cpu", None, Silence(), report)
 
 
 def test_the_best_value_is_reported_and_returned(tmp_path):
@@ -161,8 +180,12 @@ def test_a_pruned_trial_can_be_resumed(tmp_path):
 def test_resumed_seeds_keep_the_recipe_name(tmp_path):
     file = tmp_path / "run" / "seed-0" / "recipe.toml"
     file.parent.mkdir(parents=True)
-    recipe = load_recipe("cbml/digits", {"schedule.epochs": 16})
-    file.write_text(tomli_w.dumps(recipe.as_dict() | {"run": {"recipe": "cbml/digits", "seed": 0}}))
+    file.write_text(
+        tomli_w.dumps(
+            load_recipe("cbml/digits", {"schedule.epochs": 16}).as_dict()
+            | {"run": {"recipe": "cbml/digits", "seed": 0}}
+        )
+    )
     plans = plan(str(file), tmp_path / "run", seeds=2, resume=True)
     assert [(each.name, each.seed, each.recipe.schedule.epochs) for each in plans] == [
         ("cbml/digits", 0, 16),

@@ -31,8 +31,7 @@ def assert_parts_are_the_trunk(trunk, block, size, channels=3):
         activations = parts.stem(images)
         assert activations.shape[1:] == activation_shape(parts.stem, channels, size, torch.device("cpu"))
         assert torch.equal(parts.rest(activations), whole)
-    in_parts = {*parts.stem.parameters(), *parts.rest.parameters()}
-    assert in_parts == set(trunk.parameters())
+    assert {*parts.stem.parameters(), *parts.rest.parameters()} == set(trunk.parameters())
 
 
 def test_the_head_follows_the_whole_trunk():

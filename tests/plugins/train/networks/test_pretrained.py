@@ -1,7 +1,6 @@
 """Pretrained trunks as options name them: from training to the export, their texts, and errors."""
 
 import json
-import os
 import sys
 
 import pytest
@@ -28,8 +27,15 @@ from pml_ext_train.recipe import load_recipes
 from ....overrides import typed
 from .pairs import MEAN, STD, VISION, WORDS, own_image_features, own_text_features, save_tokenizer, saved_pair
 
-SHORT = ["evaluation.training_images=0", "schedule.epochs=1", "schedule.name=constant", "schedule.milestones=[]"]
-SHORT += ["sampler.iterations=4", "sampler.batch_size=40", "sampler.m=4"]
+SHORT = [
+    "evaluation.training_images=0",
+    "schedule.epochs=1",
+    "schedule.name=constant",
+    "schedule.milestones=[]",
+    "sampler.iterations=4",
+    "sampler.batch_size=40",
+    "sampler.m=4",
+]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 8}
 
 
@@ -40,8 +46,14 @@ def saved(folder, kind="dinov2"):
     transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
     model = transformers.Dinov2Model(transformers.Dinov2Config(**SIZES, image_size=32))
     model.save_pretrained(folder)
-    about = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4], "size": {"shortest_edge": 40}, "resample": 3}
-    about |= {"crop_size": {"height": 32, "width": 32}, "image_processor_type": "BitImageProcessor"}
+    about = {
+        "image_mean": [0.5, 0.4, 0.3],
+        "image_std": [0.2, 0.3, 0.4],
+        "size": {"shortest_edge": 40},
+        "resample": 3,
+        "crop_size": {"height": 32, "width": 32},
+        "image_processor_type": "BitImageProcessor",
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(about))
     return model.eval()
 
@@ -59,19 +71,21 @@ def test_image_encoders_keep_their_own_features(tmp_path, kind):
         assert torch.equal(trunks["auto"](images), wanted.pooler_output)
         assert torch.equal(trunks["cls"](images), wanted.last_hidden_state[:, 0])
         assert torch.equal(trunks["mean"](images), wanted.last_hidden_state.mean(1))
-        gray = hf_trunk(1, 32, str(tmp_path / kind), "DEFAULT").eval()
-        assert torch.equal(gray(images[:, :1]), trunks["auto"](images[:, :1].expand(-1, 3, -1, -1)))
+        assert torch.equal(
+            hf_trunk(1, 32, str(tmp_path / kind), "DEFAULT").eval()(images[:, :1]),
+            trunks["auto"](images[:, :1].expand(-1, 3, -1, -1)),
+        )
         assert not torch.equal(hf_trunk(3, 32, str(tmp_path / kind)).eval()(images), wanted.pooler_output)
     found = pretrained_images(f"hf/{tmp_path / kind}", {"weights": "DEFAULT"})
-    size = 32 if kind == "siglip" else 40
-    wanted = PretrainedImages((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), 32, "bicubic", resize=size, squash=kind == "siglip")
+    wanted = PretrainedImages(
+        (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), 32, "bicubic", resize=32 if kind == "siglip" else 40, squash=kind == "siglip"
+    )
     assert found == wanted
 
 
 def test_a_missing_pooling_is_not_random(tmp_path, transformers):
     """A classifier has none, and transformers adds a random one."""
-    config = transformers.ViTConfig(**SIZES, image_size=32)
-    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32)).save_pretrained(tmp_path)
     images = torch.randn(2, 3, 32, 32)
     trunks = {pool: hf_trunk(3, 32, str(tmp_path), "DEFAULT", pool).eval() for pool in ("auto", "cls", "mean")}
     with torch.no_grad():
@@ -85,8 +99,7 @@ def test_a_missing_pooling_is_not_random(tmp_path, transformers):
 @pytest.mark.parametrize("pool", ["auto", "mean"])
 def test_a_loaded_trunk_pools_as_before(tmp_path, transformers, channels, pool):
     """A finished run is opened with its checkpoint alone."""
-    config = transformers.ViTConfig(**SIZES, image_size=32)
-    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32)).save_pretrained(tmp_path)
     images = torch.randn(2, channels, 32, 32)
     trained = hf_trunk(channels, 32, str(tmp_path), "DEFAULT", pool).eval()
     loaded = hf_trunk(channels, 32, str(tmp_path), None, pool).eval()
@@ -113,14 +126,16 @@ def test_every_kind_of_trunk_trains_frozen(tmp_path, trunk):
     elif trunk.startswith("timm/"):
         pytest.importorskip("timm", reason="the extra timm is not installed")
     trunk = f'{{name="{trunk}", weights="{weights}"}}'
-    overrides = [*SHORT, f"model.trunk={trunk}", "model.freeze=trunk", "data.images.crop=32"]
-    train("cbml/digits", tmp_path / "run", overrides=typed(overrides))
-    seen = json.loads((tmp_path / "run" / "network.json").read_text())
-    assert seen["interpolation"] == ("bicubic" if "hf/" in trunk else "bilinear")
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert {"frozen", "pca", "after"} <= set(metrics)
-    images = torch.randint(255, (2, 1, 8, 8), dtype=torch.uint8)
-    assert load_run(tmp_path / "run").embed(images).shape == (2, 64)
+    train(
+        "cbml/digits",
+        tmp_path / "run",
+        overrides=typed([*SHORT, f"model.trunk={trunk}", "model.freeze=trunk", "data.images.crop=32"]),
+    )
+    assert json.loads((tmp_path / "run" / "network.json").read_text())["interpolation"] == (
+        "bicubic" if "hf/" in trunk else "bilinear"
+    )
+    assert {"frozen", "pca", "after"} <= set(json.loads((tmp_path / "run" / "metrics.json").read_text()))
+    assert load_run(tmp_path / "run").embed(torch.randint(255, (2, 1, 8, 8), dtype=torch.uint8)).shape == (2, 64)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +177,12 @@ def test_unusable_weights_are_refused_by_reason(tmp_path, name, text):
 @pytest.mark.usefixtures("without_report")
 def test_only_adapters_train_and_are_merged(tmp_path):
     pytest.importorskip("peft", reason="the extra peft is not installed")
-    trunk = 'model.trunk={name="mlp", hidden_sizes=[24], weights="random"}'
-    overrides = [*SHORT, trunk, 'model.lora={rank=2, targets=["1"]}', "optimizer.lr=0.01"]
+    overrides = [
+        *SHORT,
+        'model.trunk={name="mlp", hidden_sizes=[24], weights="random"}',
+        'model.lora={rank=2, targets=["1"]}',
+        "optimizer.lr=0.01",
+    ]
     train("cbml/digits", tmp_path / "run", overrides=typed(overrides))
     state = torch.load(tmp_path / "run" / "checkpoints" / "model.pt", weights_only=True)["trunk"]
     assert state["1.lora_B.default.weight"].abs().max() > 0
@@ -177,8 +196,10 @@ def test_only_adapters_train_and_are_merged(tmp_path):
     plain.load_state_dict({name.removeprefix("trunk."): value for name, value in tensors.items() if "trunk" in name})
     images = torch.randn(5, 1, 8, 8)
     torch.testing.assert_close(plain(images), run.trunk(images))
-    change = state["1.lora_B.default.weight"] @ state["1.lora_A.default.weight"]
-    torch.testing.assert_close(plain[1].weight, state["1.base_layer.weight"] + change)
+    torch.testing.assert_close(
+        plain[1].weight,
+        state["1.base_layer.weight"] + (state["1.lora_B.default.weight"] @ state["1.lora_A.default.weight"]),
+    )
     assert merged_lora(plain) is plain
     with pytest.raises(ConfigError, match=r"model\.lora\.targets: \['qkv'\] are not linear layers .*; choose from 1"):
         add_lora(plain, 2, ["qkv"])
@@ -249,8 +270,9 @@ def test_preprocessing_follows_the_image_processor(tmp_path, about, wanted):
     about |= {"image_mean": MEAN, "image_std": STD, "resample": 2}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
     size, resize, squash = wanted
-    found = pretrained_images(f"hf/{tmp_path}", {"weights": "DEFAULT"})
-    assert found == PretrainedImages(tuple(MEAN), tuple(STD), size, "bilinear", resize=resize, squash=squash)
+    assert pretrained_images(f"hf/{tmp_path}", {"weights": "DEFAULT"}) == PretrainedImages(
+        tuple(MEAN), tuple(STD), size, "bilinear", resize=resize, squash=squash
+    )
 
 
 CPU = torch.device("cpu")
@@ -265,9 +287,12 @@ def table_of(folder, pool=PROJECTED):
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_features_of_texts_equal_those_of_pairs(tmp_path, kind, channels):
     model = saved_pair(tmp_path, kind)
-    trunk = hf_trunk(channels, 32, str(tmp_path), "DEFAULT", PROJECTED)
-    found = text_encoder(table_of(tmp_path), trunk, CPU)(TEXTS)
-    torch.testing.assert_close(found, own_text_features(model, TEXTS, kind), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        text_encoder(table_of(tmp_path), hf_trunk(channels, 32, str(tmp_path), "DEFAULT", PROJECTED), CPU)(TEXTS),
+        own_text_features(model, TEXTS, kind),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 @pytest.fixture
@@ -348,6 +373,11 @@ def test_a_wrong_name_shows_the_nearest(text, problem):
         images_of(text)
 
 
+def images_of(text):
+    table = named_trunk(text)
+    return pretrained_images(table["name"], table)
+
+
 @pytest.mark.parametrize(
     ("text", "package", "extra"),
     [
@@ -362,16 +392,11 @@ def test_a_missing_library_names_its_extra(monkeypatch, text, package, extra):
         named_trunk(text)
 
 
-def images_of(text):
-    table = named_trunk(text)
-    return pretrained_images(table["name"], table)
-
-
 def test_a_pair_projects_into_its_texts(tmp_path, monkeypatch):
     saved_pair(tmp_path / "a=pair")
     monkeypatch.chdir(tmp_path)
     wanted = {"name": f"hf/{tmp_path / 'a=pair'}", "weights": "DEFAULT", "pool": "projected"}
-    for text in ("hf/a=pair", "a=pair", os.path.join("a=pair", "model.safetensors")):
+    for text in ("hf/a=pair", "a=pair", "a=pair/model.safetensors"):
         assert named_trunk(text) == wanted
 
 
@@ -384,8 +409,12 @@ def test_a_file_of_timm_has_its_configuration(tmp_path, timm):
     from timm.models import save_for_hf
 
     model = timm.create_model("resnet10t", pretrained=False)
-    about = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "input_size": [3, 96, 96], "crop_pct": 0.8}
-    model.pretrained_cfg = model.pretrained_cfg | about
+    model.pretrained_cfg = model.pretrained_cfg | {
+        "mean": [0.1, 0.2, 0.3],
+        "std": [0.4, 0.5, 0.6],
+        "input_size": [3, 96, 96],
+        "crop_pct": 0.8,
+    }
     save_for_hf(model, tmp_path, safe_serialization=True)
     file = tmp_path / "model.safetensors"
     wanted = {"name": "timm/resnet10t", "weights": str(file)}
@@ -402,8 +431,11 @@ def test_a_file_of_torchvision_is_known_by_name(tmp_path):
     torch.save({}, file)
     found = named_trunk(str(file))
     assert found == {"name": "torchvision/resnet50", "weights": str(file)}
-    second = torchvision_models().ResNet50_Weights.IMAGENET1K_V2.transforms()
-    assert pretrained_images(found["name"], found).resize == second.resize_size[0] == 232
+    assert (
+        pretrained_images(found["name"], found).resize
+        == torchvision_models().ResNet50_Weights.IMAGENET1K_V2.transforms().resize_size[0]
+        == 232
+    )
 
 
 def test_a_file_without_architecture_needs_a_name(tmp_path):

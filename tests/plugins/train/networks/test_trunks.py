@@ -1,26 +1,28 @@
-"""Trunks: shapes, errors, weights, memory format, torchvision's models without their heads."""
+"""A network and its parts: trunks without heads, their weights and memory format, preprocessing and embedders."""
 
 import shutil
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torchvision
 from torch import nn
 
-from pml_ext import registry
-from pml_ext.errors import ConfigError, MissingExtraError
-from pml_ext_search.trained import load_run
-from pml_ext_train.launch.launch import train
+from pml_ext import ConfigError, MissingExtraError, load_run, registry, train
 from pml_ext_train.networks import (
+    Network,
+    Normalization,
+    Preprocessing,
     PretrainedImages,
     efficientnet_lite as lite,
     load_weights,
     pretrained_images,
     trunks as models,
+    use_channels_last,
 )
 from pml_ext_train.networks.bn_inception import BNInception
-from pml_ext_train.networks.memory_format import use_channels_last
+from pml_ext_train.networks.embedders import embedder, fit_whitened_pca, whitened_components
 from pml_ext_train.networks.trunks import convnet, efficientnet_lite as trunk_of, mlp
 from pml_ext_train.recipe import load_recipes
 
@@ -60,8 +62,14 @@ def test_a_trunk_must_return_vectors(function, text):
         models.output_size(trunk, 1, 28)
 
 
-SIZES = {"resnet18": (64, 512), "mobilenet_v3_small": (64, 1024), "googlenet": (96, 1024), "inception_v3": (139, 2048)}
-SIZES |= {"densenet121": (64, 1024), "swin_t": (64, 768)}  # of images, and of features
+SIZES = {
+    "resnet18": (64, 512),
+    "mobilenet_v3_small": (64, 1024),
+    "googlenet": (96, 1024),
+    "inception_v3": (139, 2048),
+    "densenet121": (64, 1024),
+    "swin_t": (64, 768),
+}  # of images, and of features
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -86,11 +94,8 @@ def test_unsupported_models_and_weights_are_refused(name, weights, text):
 
 
 def test_weights_may_be_in_the_cache(monkeypatch, tmp_path):
-    def fail(*_args, **_kwargs):
-        raise OSError("no network")
-
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", Mock(side_effect=OSError("no network")))
     name = "shufflenet_v2_x0_5"
     with pytest.raises(ConfigError, match=r"cannot be downloaded \(no network\); put the file into .*checkpoints"):
         models.torchvision_trunk(name, 3, 64, "DEFAULT")
@@ -107,8 +112,10 @@ def test_the_dropout_of_trunks_is_optional(monkeypatch):
     )
     images = torch.rand(2, 3, 4, 4)
     for dropout in (True, False):
-        trunk = models.torchvision_trunk("vgg11", 3, 4, dropout=dropout).train()
-        assert torch.equal(trunk(images), images.flatten(1)) is not dropout
+        assert (
+            torch.equal(models.torchvision_trunk("vgg11", 3, 4, dropout=dropout).train()(images), images.flatten(1))
+            is not dropout
+        )
 
 
 def test_normalization_follows_the_pretrained_weights():
@@ -164,8 +171,13 @@ def test_bn_inception_loads_the_published_weights(tmp_path, monkeypatch):
 
 LITE0 = lite.VARIANTS["efficientnet-lite0"]
 TRUNK = 'model.trunk={name="efficientnet-lite0", weights="imagenet"}'
-SHORT = ["evaluation.training_images=0", "schedule.epochs=1", "sampler.iterations=4", "sampler.batch_size=40"]
-SHORT += ["data.images.crop=32"]
+SHORT = [
+    "evaluation.training_images=0",
+    "schedule.epochs=1",
+    "sampler.iterations=4",
+    "sampler.batch_size=40",
+    "data.images.crop=32",
+]
 
 
 @pytest.fixture
@@ -176,11 +188,8 @@ def installed():
 
 @pytest.fixture
 def offline(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("no network is needed")
-
-    monkeypatch.setattr("socket.socket.connect", refuse)
-    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    for function in ("socket.socket.connect", "socket.getaddrinfo"):
+        monkeypatch.setattr(function, Mock(side_effect=AssertionError("no network is needed")))
 
 
 @pytest.fixture
@@ -239,17 +248,11 @@ def test_a_missing_package_names_the_extra(monkeypatch, missing):
         load_recipes("cbml/digits", typed([TRUNK]))
 
 
-def test_other_weights_are_not_known():
-    with pytest.raises(ConfigError, match=r"model.trunk.weights: found 'a1_in1k'; .*'imagenet'"):
-        load_recipes("cbml/digits", typed(['model.trunk={name="efficientnet-lite0", weights="a1_in1k"}']))
-
-
 @pytest.mark.usefixtures("installed", "offline", "without_report")
 def test_a_run_needs_no_package_of_weights(tmp_path, monkeypatch):
     train("cbml/frozen", tmp_path / "run", overrides=typed(["data.name=digits", TRUNK, *SHORT]))
     monkeypatch.setitem(sys.modules, LITE0.package, None)  # a run has its weights
-    run = load_run(tmp_path / "run")
-    assert run.embed(torch.randint(255, (2, 1, 8, 8), dtype=torch.uint8)).shape == (2, 128)
+    assert load_run(tmp_path / "run").embed(torch.randint(255, (2, 1, 8, 8), dtype=torch.uint8)).shape == (2, 128)
 
 
 class Reshaped(nn.Conv2d):
@@ -283,3 +286,92 @@ def test_modes_and_random_numbers_are_preserved():
     use_channels_last(network, 3, 8)
     assert torch.equal(torch.get_rng_state(), state)
     assert (network.training, network[1].training) == (True, False)
+
+
+def test_a_network_consists_of_its_parts():
+    values = Normalization(mean=[0.5, 0.4, 0.3], std=[0.2, 0.2, 0.1])
+    preprocessing = Preprocessing(image_size=8, channels=3, crop=True, normalize=values)
+    trunk = models.convnet(3, 8, blocks=2, width=5)
+    network = Network(preprocessing, trunk, embedding_size=6, hidden_sizes=[7]).eval()
+    image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
+    _, plain = network.preprocessing.transforms()
+    seen = plain(image)
+    torch.testing.assert_close(
+        seen, (image / 255 - torch.tensor(values.mean)[:, None, None]) / torch.tensor(values.std)[:, None, None]
+    )
+    assert network.features == 20
+    assert torch.equal(network(seen[None]), network.embedder(trunk(seen[None])))
+    assert Preprocessing.model_validate_json(preprocessing.model_dump_json()) == preprocessing
+
+
+def test_without_embedder_features_are_the_embeddings():
+    preprocessing = Preprocessing(image_size=8, channels=1, crop=False, normalize=None)
+    trunk = models.convnet(1, 8, blocks=2, width=5)
+    network = Network(preprocessing, trunk, 20, hidden_sizes=None).eval()
+    images = torch.rand(3, 1, 8, 8)
+    assert torch.equal(network(images), trunk(images))
+    with pytest.raises(
+        ConfigError, match="leaves the trunk's 20 features unchanged; wanted embedding_size = 20, not 6"
+    ):
+        Network(preprocessing, trunk, 6, hidden_sizes=None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({"crop": True}, 256),
+        ({"crop": False}, None),
+        ({"crop": False, "resize": 230}, 230),
+        ({"crop": True, "resize": 230, "squash": True}, [230, 230]),
+        ({"crop": True, "squash": True}, [224, 224]),
+    ],
+)
+def test_images_are_resized_before_the_crop(settings, size):
+    assert Preprocessing(image_size=224, channels=3, normalize=None, **settings).resized_to == size
+
+
+@pytest.mark.parametrize("wrong", [{"channels": 2}, {"image_size": 0}, {"crop": "yes"}, {"value_range": 128}])
+def test_preprocessing_with_wrong_values_is_refused(wrong):
+    given = {"image_size": 8, "channels": 3, "crop": True, "normalize": None}
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}\n"):
+        Preprocessing(**given | wrong)
+
+
+def test_whitened_components_have_unit_covariance():
+    features = torch.randn(500, 12, generator=torch.Generator().manual_seed(0)) @ torch.randn(12, 12)
+    layer = nn.Linear(12, 5)
+    fit_whitened_pca(features, layer)
+    torch.testing.assert_close(torch.cov(layer(features).detach().T), torch.eye(5), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("count", "size", "most"), [(500, 13, 12), (6, 6, 5)])
+def test_there_are_not_more_outputs_than_components(count, size, most):
+    with pytest.raises(
+        ConfigError,
+        match=f"embedding_size: {size} is too large, because {count} features of length 12 have only {most} components",
+    ):
+        fit_whitened_pca(torch.randn(count, 12), nn.Linear(12, size))
+
+
+def test_directions_without_variance_are_not_scaled():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(20, 64, generator=generator)
+    layer = whitened_components(features, 128)
+    assert layer.out_features == 19
+    assert layer(features).abs().max() < 10
+    flat = torch.cat([features[:10], features[:10]])  # 20 images that span nine directions
+    whitened = whitened_components(flat, 128)(flat + 1e-4 * torch.randn(20, 64, generator=generator))
+    assert whitened.abs().max() < 10
+    assert int((whitened.std(dim=0) > 0.5).sum()) == 9
+
+
+def test_norm_and_dropout_precede_each_linear_layer():
+    assert [type(layer).__name__ for layer in embedder(6, 3, [4], "layer", 0.1)] == [
+        "LayerNorm",
+        "Dropout",
+        "Linear",
+        "LayerNorm",
+        "ReLU",
+        "Dropout",
+        "Linear",
+    ]

@@ -1,12 +1,11 @@
-"""Recipes from files, with everything that goes over them: what they extend, overrides, merged tables."""
+"""Recipes from files, with all that goes over them: what they extend, overrides, merged tables, and sweeps."""
 
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 
-from pml_ext.errors import ConfigError, RecipeWarning
+from pml_ext.errors import ConfigError, RecipeWarning, UnknownNameError
 from pml_ext_train.launch.launch import QUICK, train
 from pml_ext_train.recipe import (
     Override,
@@ -18,6 +17,7 @@ from pml_ext_train.recipe import (
     overrides_of,
     parse_override,
     pipelines,
+    ranges_of,
     read_tables,
     tables_of,
     variant_tables,
@@ -42,47 +42,11 @@ def test_a_wrong_variant_is_refused_before_any_run(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "texts", "error"),
-    [
-        ("cbml/digits", ["loss.optimizer.lr=3"], "--set loss.optimizer.lr=3: .*: cbml has no parameters here"),
-        ("cbml/digits", ["loss.optimizer.scheduled=true"], "--set loss.optimizer.scheduled=true: .* has no parameters"),
-        (
-            "cbml/digits",
-            ["loss.embedding_reg_weight=2"],
-            "--set loss.embedding_reg_weight=2: .*: cbml has no embedding_regularizer to weight",
-        ),
-        (
-            "pml/proxy-anchor/digits",
-            ["loss.weight_reg_weight=2"],
-            "pml/proxy-anchor has no weight_regularizer to weight",
-        ),
-        ("cbml/digits", ["schedule={name='cosine', epochs=3, gamma=0.5}"], "schedule.gamma: goes with name = 'multi-"),
-        (
-            "cbml/digits",
-            [
-                "model.embedder=within-class",
-                "model.freeze=trunk",
-                "model.trunk.weights=random",
-                "optimizer.head_lr_factor=3",
-            ],
-            "--set optimizer.head_lr_factor=3: .*: embedder = 'within-class' is not trained",
-        ),
-        (
-            "cbml/digits",
-            ["model.embedder=none", "optimizer.head_lr_factor=3"],
-            "--set optimizer.head_lr_factor=3: .*: embedder = 'none' is not trained",
-        ),
-    ],
-)
-def test_settings_without_effect_are_refused(recipe, texts, error):
-    with pytest.raises(ConfigError, match=error):
-        load_recipes(recipe, typed(texts))
-
-
 def test_an_optimizer_of_proxies_has_an_effect():
-    recipe = one("pml/proxy-anchor/digits", "loss.optimizer.lr=3", "loss.optimizer.scheduled=true")
-    assert recipe.loss.optimizer == {"lr": 3, "scheduled": True}
+    assert one("pml/proxy-anchor/digits", "loss.optimizer.lr=3", "loss.optimizer.scheduled=true").loss.optimizer == {
+        "lr": 3,
+        "scheduled": True,
+    }
 
 
 def test_a_file_is_checked_below_quick(tmp_path):
@@ -205,8 +169,10 @@ def test_a_text_without_key_or_value_is_refused(text):
 
 
 def test_python_gives_a_mapping_of_overrides():
-    given = {"loss.delta": 1.5, "model.trunk": {"name": "convnet"}}
-    assert overrides_of(given) == [Override("loss.delta", 1.5), Override("model.trunk", {"name": "convnet"})]
+    assert overrides_of({"loss.delta": 1.5, "model.trunk": {"name": "convnet"}}) == [
+        Override("loss.delta", 1.5),
+        Override("model.trunk", {"name": "convnet"}),
+    ]
     assert load_recipe("cbml/digits", {"schedule.epochs": 16}).schedule.epochs == 16
 
 
@@ -242,8 +208,7 @@ def test_errors_quote_what_was_typed(overrides, text):
 def test_an_error_names_its_override_or_the_file(tmp_path, settings, message):
     recipe = "cbml/digits"
     if "{file}" in message:
-        recipe = str(tmp_path / "mine.toml")
-        Path(recipe).write_text('extends = "cbml/digits"\nloss.beta_pos = -1\n')
+        recipe = write(tmp_path, 'extends = "cbml/digits"\nloss.beta_pos = -1\n')
     with pytest.raises(ConfigError) as error:
         load_recipe(recipe, [parse_override(text) for text in settings])
     assert str(error.value).startswith(message.format(file=recipe))
@@ -281,8 +246,11 @@ def test_tables_are_merged_key_by_key(base, over, expected):
 
 def test_a_setting_takes_its_inherited_origin_away():
     base = {"loss": {"a": 1, "b": 2}, "origin": {"loss.a": "paper", "loss.b": "paper", "optimizer": "program"}}
-    over = {"loss": {"a": 3}, "origin": {"loss": "ours"}}
-    assert merged(base, over)["origin"] == {"loss.b": "paper", "optimizer": "program", "loss": "ours"}
+    assert merged(base, {"loss": {"a": 3}, "origin": {"loss": "ours"}})["origin"] == {
+        "loss.b": "paper",
+        "optimizer": "program",
+        "loss": "ours",
+    }
     assert merged(base, {"loss": {"a": 3}})["origin"] == base["origin"]  # a child without origins states none
 
 
@@ -295,8 +263,10 @@ def test_a_setting_takes_its_inherited_origin_away():
     ],
 )
 def test_ranges_of_a_replaced_table_are_dropped(over, left):
-    base = {"loss": {"name": "x"}, "tune": {"loss.a": [1, 2], "losses": 1, "optimizer.lr": [0, 1]}}
-    assert merged(base, over)["tune"] == left
+    assert (
+        merged({"loss": {"name": "x"}, "tune": {"loss.a": [1, 2], "losses": 1, "optimizer.lr": [0, 1]}}, over)["tune"]
+        == left
+    )
 
 
 @pytest.mark.parametrize(
@@ -310,9 +280,10 @@ def test_ranges_of_a_replaced_table_are_dropped(over, left):
     ],
 )
 def test_the_last_value_of_a_key_wins(tmp_path, overrides, wanted):
-    tables = {"sampler": {"name": "pml/m-per-class", "m": 8, "batch_size": 120}}
-    settings = [(override.key, override.value) for override in typed(overrides)]
-    assert overridden(tables, settings) == {"sampler": wanted}
+    assert overridden(
+        {"sampler": {"name": "pml/m-per-class", "m": 8, "batch_size": 120}},
+        [(override.key, override.value) for override in typed(overrides)],
+    ) == {"sampler": wanted}
 
 
 @pytest.mark.parametrize(
@@ -329,8 +300,10 @@ def test_the_last_value_of_a_key_wins(tmp_path, overrides, wanted):
     ],
 )
 def test_names_inside_of_tables_go_first(settings, model):
-    tables = {"model": {"trunk": "convnet"}, "origin": {"loss.name": "paper"}}
-    found = overridden(tables, [*settings, ("origin", {"loss.name": "ours"})])
+    found = overridden(
+        {"model": {"trunk": "convnet"}, "origin": {"loss.name": "paper"}},
+        [*settings, ("origin", {"loss.name": "ours"})],
+    )
     assert found == {"model": model, "origin": {"loss.name": "ours"}}
 
 
@@ -353,3 +326,154 @@ def test_names_of_parts_hold_whatever_the_order(overrides, wanted):
     settings = [(override.key, override.value) for override in typed(overrides)]
     for given in (settings, settings[::-1]):
         assert overridden({"loss": {"name": "a", "margin": 0.1}}, given) == {"loss": wanted}
+
+
+def test_a_sweep_gives_one_recipe_per_value():
+    recipes = load_recipes("cbml/omniglot-small-mvc-weight")
+    assert [r.loss.settings["mvc_weight"] for r in recipes.values()] == [0.0, 0.1, 1.0, 2.0]
+    assert list(recipes)[1] == "cbml/omniglot-small-mvc-weight@0.1"
+    assert one("cbml/omniglot-small-mvc-weight@2.0").loss.settings["mvc_weight"] == 2.0
+    assert [r.loss.settings["mvc_gamma"] for r in load_recipes("cbml/omniglot-small-gamma").values()] == [
+        0.0,
+        0.1,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+    ]
+    assert one("cbml/omniglot-small-gamma", "loss.mvc_gamma=0.7").loss.settings["mvc_gamma"] == 0.7
+    with pytest.raises(UnknownNameError, match="variants: .*@0.0"):
+        load_recipes("cbml/omniglot-small-mvc-weight@7")
+
+
+def test_a_sweep_over_tables_by_name(tmp_path):
+    text = """extends = "cbml/digits"
+[sweep]
+"schedule.epochs" = [13, 15]
+[sweep.rows.const]
+loss = { averaging = "const", delta = 0.25 }
+[sweep.rows.triplets]
+extends = ["pml/triplet-margin/digits", "pipelines/googlenet"]
+data.name = "digits-unseen"
+"""
+    file = write(tmp_path, text)
+    recipes = load_recipes(file)
+    assert [name.partition("@")[2] for name in recipes] == ["13,const", "13,triplets", "15,const", "15,triplets"]
+    const, triplets = list(recipes.values())[:2]
+    assert (const.loss.settings["delta"], const.loss.settings["alpha_pos"], const.schedule.epochs) == (0.25, 0.5, 13)
+    assert (triplets.loss.name, triplets.data.name, triplets.data.images.resize) == (
+        "pml/triplet-margin",
+        "digits-unseen",
+        256,
+    )
+    assert triplets.sampler == const.sampler
+    assert {
+        recipe.loss.settings["delta"]
+        for recipe in load_recipes(file, {"loss.delta": 2.0, "loss.name": "cbml"}).values()
+    } == {2.0}
+    (chosen,) = load_recipes(f"{file}@15,const").values()
+    assert chosen.schedule.epochs == 15
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ("sweep = 3", r"\[sweep\]: found 3; wanted a list of values by key"),
+        (
+            '[sweep]\n"loss.miner" = [{name = "pml/multi-similarity"}, {name = "pml/multi-similarity", epsilon = 0.2}]',
+            r"\[sweep\]: two variants have the name 'pml/multi-similarity'; wanted tables by name",
+        ),
+        ("[sweep.rows.a]\nextends = 3", "sweep: a: extends: found 3, wanted the name of a recipe"),
+        ("[sweep.rows.a]\nextends = 'cmbl/digits'", "sweep: a: extends: no recipe 'cmbl/digits'"),
+        ("[sweep.rows.a]\nloss.averging = 'log'", "loss.averging: no setting of cbml 'averging'; nearest: averaging"),
+        ('[origin]\nlos = "paper"', r"origin.los: no table 'los'; nearest: loss"),
+        (
+            '[origin]\n"schedule.epoch" = "us"',
+            r"origin.schedule.epoch: no key of \[schedule\] 'epoch'; nearest: epochs",
+        ),
+    ],
+)
+def test_a_sweep_or_an_origin_that_is_none(tmp_path, tables, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipes(write(tmp_path, f'extends = "cbml/digits"\n{tables}\n'))
+
+
+TUNED = """extends = "cbml/digits"
+[tune]
+"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }
+"loss.mvc_weight" = { low = 0.1, high = 10.0, log = true }
+"""
+
+
+def ranges_by_variant(file: str, *overrides: str):
+    found = {}
+    for name, ranges in ranges_of(file, typed(overrides)).items():
+        found[name.removeprefix(file).removeprefix("@")] = [*ranges]
+    return found
+
+
+def test_what_a_variant_sets_is_not_tuned(tmp_path):
+    rows = """[sweep.rows.fixed.loss]
+mvc_weight = 0.0
+[sweep.rows.free]
+[sweep.rows.ranged]
+loss = { mvc_weight = 1.0 }
+tune = { "loss.mvc_weight" = { low = 0.5, high = 2.0 } }
+"""
+    file = write(tmp_path, TUNED + rows)
+    both = ["optimizer.lr", "loss.mvc_weight"]
+    assert ranges_by_variant(file) == {"fixed": ["optimizer.lr"], "free": both, "ranged": both}
+    assert ranges_of(file)[f"{file}@ranged"]["loss.mvc_weight"].low == 0.5
+    for label in ("fixed", "free", "ranged"):
+        assert list(ranges_of(f"{file}@{label}", {"loss": {"mvc_weight": 2.0}})[f"{file}@{label}"]) == ["optimizer.lr"]
+    listed = TUNED + '[sweep]\n"optimizer" = [{ lr = 0.1 }, { weight_decay = 0.1 }]\n'
+    assert [*ranges_by_variant(write(tmp_path, listed, "listed.toml")).values()] == [["loss.mvc_weight"], both]
+    assert ranges_by_variant(write(tmp_path, f'extends = "{file}@fixed"\n', "child.toml")) == {"": ["optimizer.lr"]}
+
+
+def test_what_a_variant_inherits_is_tuned(tmp_path):
+    base = 'extends = "cbml/digits"\noptimizer = { lr = 0.5 }\nloss = { mvc_weight = 0.5 }\n'
+    write(tmp_path, base + '[tune]\n"loss.mvc_gamma" = { low = 0.1, high = 1.0 }\n', "base.toml")
+    file = write(
+        tmp_path, TUNED + '[sweep.rows.other]\nextends = "base.toml"\nloss = { mvc_weight = 0.1, mvc_gamma = 0.2 }\n'
+    )
+    assert ranges_by_variant(file) == {"other": ["optimizer.lr"]}  # not those that the row itself sets
+    assert load_recipes(file)[f"{file}@other"].optimizer.lr == 0.5
+    child = write(tmp_path, 'extends = "mine.toml"\nsweep.rows.other.optimizer.weight_decay = 0.1\n', "child.toml")
+    assert ranges_by_variant(child) == {"other": ["optimizer.lr"]}
+    child = write(tmp_path, 'extends = "mine.toml"\nsweep.rows.other.optimizer.lr = 0.1\n', "child.toml")
+    assert ranges_by_variant(child) == {"other": []}
+
+
+@pytest.mark.parametrize("override", ["loss={mvc_gamma=0.7}", "loss.name=pml/contrastive", "loss={name='pml/angular'}"])
+def test_a_list_that_overrides_replace_leaves_the_sweep(override):
+    assert list(load_recipes("cbml/omniglot-small-gamma", typed([override]))) == ["cbml/omniglot-small-gamma"]
+    assert len(load_recipes("cbml/omniglot-small-gamma", {"loss.name": "cbml", "loss.mvc_weight": 3.0})) == 6
+
+
+def test_overrides_of_other_keys_leave_the_sweep(tmp_path):
+    stage = '{ epochs = 1, loss = { name = "pml/contrastive", pos_margin = 0.%d } }'
+    stages = f'"stages" = [[{stage % 1}], [{stage % 2}]]\n'
+    trunks = '"model.trunk" = ["convnet", "mlp"]\n'
+    sizes = '"optimizer" = [{ lr = 0.1 }, { weight_decay = 0.1 }]\n'
+    assert (
+        len(
+            load_recipes(
+                write(tmp_path, f'extends = "cbml/digits"\n[sweep]\n{stages}{trunks}{sizes}'),
+                {"model.trunk.width": 8, "engine.deterministic": True},
+                check=False,
+            )
+        )
+        == 8
+    )
+
+
+def test_overrides_that_make_variants_equal_are_refused():
+    weights = "cbml/omniglot-small-mvc-weight"
+    with pytest.raises(
+        ConfigError, match=rf"makes the variants {weights}@0.1 and {weights}@1.0 equal; .*: {weights}@0.1$"
+    ):
+        load_recipes(weights, typed(["loss={mvc_weight=2.0}"]))
+    with pytest.raises(ConfigError, match=rf"makes the variants {weights}@0.0 and {weights}@0.1 equal"):
+        load_recipes(weights, typed(["loss.name=pml/contrastive"]))
+    assert one(f"{weights}@1.0", "loss.name=pml/contrastive").loss.name == "pml/contrastive"

@@ -1,4 +1,4 @@
-"""Records of a run: which values, under which names, cut back where it goes on, and a damaged database."""
+"""Records and files of a run: which values, under which names, cut back where it goes on; and damaged ones."""
 
 import shutil
 import sqlite3
@@ -8,14 +8,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
-from pytorch_metric_learning.utils import common_functions
 from pytorch_metric_learning.utils.logging_presets import HookContainer
 
-from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
-from pml_ext.errors import DataError
-from pml_ext_train.records import CURVE, VALIDATION, Records, loss_series, metric_by_epoch
-from pml_ext_train.records.database import TEST
-from pml_ext_train.records.summary import summarize
+from pml_ext import CBMLLoss, DataError, MetricVarianceRegularizer, RegularizedLoss
+from pml_ext_train.files.checksums import SUMS, changed_files, read_sums, sha256_of
+from pml_ext_train.records import (
+    CURVE,
+    TEST,
+    VALIDATION,
+    Records,
+    loss_series,
+    metric_by_epoch,
+    run_files as files,
+    summarize,
+)
 from pml_ext_train.training import Step
 from pml_ext_train.training.recorded_values import RecordedValues
 
@@ -47,8 +53,12 @@ def test_tables_csv_and_events_say_the_same(tmp_path):
             {"~iteration~": 2, "pairs": 4, "term": None, "late": 9.0},
         ],
     }
-    rows = csv_rows(tmp_path / "records" / "loss_histories.csv")
-    assert rows == [["~iteration~", "total_loss"], ["1", "2.5"], ["2", "1.5"], ["3", "0.5"]]
+    assert csv_rows(tmp_path / "records" / "loss_histories.csv") == [
+        ["~iteration~", "total_loss"],
+        ["1", "2.5"],
+        ["2", "1.5"],
+        ["3", "0.5"],
+    ]
     assert csv_rows(tmp_path / "records" / "metric_loss_X.csv")[1:] == [["1", "3", "0.25", ""], ["2", "4", "", "9.0"]]
     assert scalars(tmp_path) == {
         "loss_histories/total_loss": [(1, 2.5), (2, 1.5), (3, 0.5)],
@@ -71,8 +81,7 @@ def test_a_resumed_run_has_each_row_once(tmp_path):
     assert (folder / "of-a-component.csv").read_text() == "epoch,density\n1,2\n"
     (folder / "of-a-component.csv").unlink()
     assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
-    tested = csv_rows(folder / "accuracies_test.csv")
-    assert tested == [["~iteration~", "map_at_r"], ["4", "0.5"]]
+    assert csv_rows(folder / "accuracies_test.csv") == [["~iteration~", "map_at_r"], ["4", "0.5"]]
 
 
 @pytest.mark.usefixtures("numbers_of_equal_width")
@@ -150,14 +159,14 @@ def test_a_metric_by_epoch_of_validation_and_test(tmp_path):
     for epoch in (1, 2):
         records.add(epoch, {CURVE: {"nmi": epoch / 4}, VALIDATION: {"nmi": 1 + epoch / 4}})
     records.close()
-    both = {"validation": ([1, 2], [1.25, 1.5]), "test": ([1, 2], [0.25, 0.5])}
-    assert metric_by_epoch(tmp_path, "nmi") == both
+    assert metric_by_epoch(tmp_path, "nmi") == {"validation": ([1, 2], [1.25, 1.5]), "test": ([1, 2], [0.25, 0.5])}
     assert metric_by_epoch(tmp_path, "map_at_r") == {}
 
 
 def test_the_summary_of_one_run_has_no_spread():
-    results = [{"recipe": name, "after": {"recall_at_1": 0.5}} for name in ("a@1", "a@2")]
-    assert summarize(results)["a@1"]["after"]["recall_at_1"] == {"mean": 0.5, "std": None}
+    assert summarize([{"recipe": name, "after": {"recall_at_1": 0.5}} for name in ("a@1", "a@2")])["a@1"]["after"][
+        "recall_at_1"
+    ] == {"mean": 0.5, "std": None}
 
 
 def test_a_failed_metric_is_not_summarized():
@@ -174,7 +183,7 @@ LABELS = torch.arange(12) // 3
 
 @pytest.fixture
 def collecting(monkeypatch):
-    monkeypatch.setattr(common_functions, "COLLECT_STATS", True)
+    monkeypatch.setattr("pytorch_metric_learning.utils.common_functions.COLLECT_STATS", True)
 
 
 def rows_of(held):
@@ -222,8 +231,11 @@ def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
         for column, values in columns.items()
         if not isinstance(values[7], list)
     }
-    rows = rows_of(RecordedValues(loss, miner, optimizers))
-    ours = {(table, column, value) for table, row in rows.items() for column, value in row.items()}
+    ours = {
+        (table, column, value)
+        for table, row in rows_of(RecordedValues(loss, miner, optimizers)).items()
+        for column, value in row.items()
+    }
     roots = ("metric_loss_", "tuple_miner_", "trunk_optimizer_")
     assert {entry for entry in theirs if entry[0].startswith(roots)} == {e for e in ours if e[0].count("__mod") < 2}
     deep = [
@@ -246,3 +258,82 @@ def test_what_is_no_number_is_not_recorded(tmp_path):
     records.add(1, {"with a-strange.name": {"nan": float("nan"), "flag": True}})
     records.close()
     assert tables(tmp_path)["with_a_strange_name"] == [{"~iteration~": 1, "nan": None, "flag": 1}]
+
+
+def test_a_run_is_finished_with_its_report(finished, tmp_path):
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    assert files.is_finished(out)
+    assert files.read_finished(out)[1] == []
+    assert files.tables_of_run(out)["run"]["recipe"] == "cbml/digits"
+    (out / "report.html").unlink()
+    (out / "checkpoints" / "before.pt").unlink()  # of which nothing is made again
+    (out / "network.json").write_text("{}")
+    assert files.read_finished(out)[1] == ["network.json", "report.html"]
+    (out / "checkpoints" / "model.pt").unlink()
+    assert files.read_finished(out)[1] == ["checkpoints/model.pt", "network.json", "report.html"]
+    (out / "checkpoints" / "last.pt").unlink()
+    with pytest.raises(DataError, match="model.pt is missing or damaged, .* to start over at the first epoch"):
+        files.read_finished(out)
+    assert not files.is_finished(tmp_path)
+
+
+OF_A_RUN = [
+    "checkpoints/model.pt",
+    "figures/loss.png",
+    "metrics.json",
+    "network.json",
+    "recipe.toml",
+    "records/logs.db",
+    "report.html",
+    "tensorboard/epochs/events",
+]
+OTHERS = [
+    "notes.txt",
+    "figures/mine.txt",
+    "collection/rows",
+    SUMS,
+    ".metrics.json.5-6.tmp",
+    "checkpoints/.model.pt.5.tmp",
+]
+
+
+def made(place):
+    for name in [*OF_A_RUN, *OTHERS]:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(name)
+    (place / SUMS).unlink()
+
+
+def test_only_a_runs_own_files_have_checksums(tmp_path):
+    """A checkpoint has its checksum from when it was written; that of a damaged file tells of the damage."""
+    made(tmp_path)
+    files.write_checksums(tmp_path)
+    assert read_sums(tmp_path) == {name: sha256_of(tmp_path / name) for name in OF_A_RUN}
+    for name in ("checkpoints/model.pt", "records/logs.db", "report.html"):
+        (tmp_path / name).write_text("changed")
+    files.write_checksums(tmp_path, lost=["records/logs.db"])
+    assert sorted(changed_files(tmp_path)) == ["checkpoints/model.pt", "records/logs.db"]
+
+
+def test_advice_of_an_unfinished_run_is_to_resume(tmp_path):
+    command = f"pml-ext train RECIPE --out {tmp_path}"
+    assert str(files.no_finished_run(tmp_path, files.METRICS)) == (
+        f"{tmp_path}: no finished run (no metrics.json in it); type: {command}"
+    )
+    spaced = tmp_path / "my run"
+    assert str(files.no_finished_run(spaced, files.METRICS)).endswith(f"pml-ext train RECIPE --out '{spaced}'")
+    (tmp_path / "checkpoints").mkdir()
+    assert str(files.no_finished_run(tmp_path, files.METRICS)).endswith(f"type: {command} --resume")
+
+
+def test_only_the_files_of_a_run_are_removed(tmp_path):
+    made(tmp_path)
+    (tmp_path / SUMS).write_text("sums")
+    (tmp_path / "choice.json").write_text("{}")
+    files.remove_run(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "notes.txt",
+        "collection",
+        "choice.json",
+        ".metrics.json.5-6.tmp",
+    }

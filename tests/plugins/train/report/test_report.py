@@ -86,8 +86,7 @@ def test_projection_separates_clusters_and_is_seeded(method):
     flat = [np.asarray(axes.collections[0].get_offsets()) for axes in drawn]
     assert np.array_equal(*flat)
     centers = np.stack([flat[0][labels.numpy() == c].mean(0) for c in range(3)])
-    nearest = np.linalg.norm(flat[0][:, None] - centers, axis=2).argmin(1)
-    assert (nearest == labels.numpy()).all()
+    assert (np.linalg.norm(flat[0][:, None] - centers, axis=2).argmin(1) == labels.numpy()).all()
     assert [text.get_text() for text in drawn[0].get_legend().get_texts()] == ["a", "b", "c"]
 
 
@@ -98,8 +97,9 @@ def test_a_gallery_frames_right_and_wrong_images():
     figure = figures.gallery([[(photograph, "query", figures.BLUE), *row], [None, row[1]]])
     axes = figure.axes[0]
     assert [text.get_text() for text in axes.texts] == ["query", "✓ True", "✗ False", "None", "✗ False"]
-    frames = [patch.get_edgecolor() for patch in axes.patches]
-    assert frames == [to_rgba(getattr(figures, name)) for name in ("BLUE", "RIGHT", "WRONG", "GRAY", "WRONG")]
+    assert [patch.get_edgecolor() for patch in axes.patches] == [
+        to_rgba(getattr(figures, name)) for name in ("BLUE", "RIGHT", "WRONG", "GRAY", "WRONG")
+    ]
     left, right, bottom, top = axes.images[0].get_extent()  # a large photograph is drawn small, in its own shape
     assert (right - left, bottom - top) == pytest.approx((0.5, 1.0))
     assert axes.images[0].get_array().shape == (220, 110, 3)
@@ -114,8 +114,9 @@ def test_collapsed_embeddings_are_one_point_with_a_note(method, noise, size):
     point = torch.randn(1, 16, generator=generator)
     collapsed = size * (point + noise * torch.randn(30, 16, generator=generator))
     embeddings, labels = clusters()
-    parts = {"before": (embeddings, labels), "after": (collapsed, labels[:30])}
-    before, after = figures.projections(parts, method=method).axes
+    before, after = figures.projections(
+        {"before": (embeddings, labels), "after": (collapsed, labels[:30])}, method=method
+    ).axes
     assert np.ptp(before.collections[0].get_offsets(), axis=0).min() > 0.1
     assert not np.ptp(after.collections[0].get_offsets(), axis=0).any()
     assert [text.get_text() for text in after.texts] == ["all images lie on one point"]
@@ -126,11 +127,15 @@ def test_collapsed_embeddings_are_one_point_with_a_note(method, noise, size):
 def test_similarities_that_are_all_alike_have_a_note():
     embeddings, labels = clusters()
     point = embeddings[:1].expand(60, -1)
-    learned = {"score": LpDistance(normalize_embeddings=False)}
-    parts = {"training": (embeddings, labels), "test": (1e25 * point, labels), "score": (point, labels)}
-    figure = figures.similarity_distributions(parts, learned=learned)
-    notes = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert notes == [[], ["all pairs have the value 1"], ["all pairs have the value 0"]]
+    figure = figures.similarity_distributions(
+        {"training": (embeddings, labels), "test": (1e25 * point, labels), "score": (point, labels)},
+        learned={"score": LpDistance(normalize_embeddings=False)},
+    )
+    assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [
+        [],
+        ["all pairs have the value 1"],
+        ["all pairs have the value 0"],
+    ]
     assert figure.axes[1].get_legend().get_texts()[0].get_text() == "positive: 1.00 ± 0.00"
     assert pixels(figure).size > 0
 
@@ -140,9 +145,8 @@ NAMES = ["price $5_$6", "$x^$", "a_b^{", "two\x00\x07", "\udcff.png", "中文", 
 
 def test_names_from_data_are_shown_as_they_are():
     image = torch.zeros(1, 4, 4, dtype=torch.uint8)
-    labels = torch.arange(14) % 7
     drawn = [
-        figures.projections({"all": (torch.randn(14, 4), labels)}, NAMES, "pca"),
+        figures.projections({"all": (torch.randn(14, 4), torch.arange(14) % 7)}, NAMES, "pca"),
         figures.gallery([[figures.answer(image, name, None)] for name in NAMES]),
     ]
     with warnings.catch_warnings(action="error"):
@@ -190,11 +194,9 @@ def test_a_sheet_has_every_image_in_its_place():
 
 
 def test_only_framed_images_have_a_frame():
-    images = [Image.new("L", (400, 200), 255)] * 3
-    sheet = np.asarray(contact_sheet("", images, ["a", "b", "c"], [False, True, False]))
+    sheet = np.asarray(contact_sheet("", [Image.new("L", (400, 200), 255)] * 3, ["a", "b", "c"], [False, True, False]))
     red = (sheet == (224, 49, 49)).all(axis=2)
-    inside = red[:, 6 + CELL : 6 + 2 * CELL]
-    assert inside.sum() == red.sum() > 600
+    assert red[:, 6 + CELL : 6 + 2 * CELL].sum() == red.sum() > 600
 
 
 @pytest.mark.parametrize("name", ["price $5_$6", "two\x00\x07\nlines", "\udcff.png", "中文", "שלום", "🙂", ""])
@@ -204,7 +206,6 @@ def test_any_name_of_a_file_is_drawn(name):
 
 
 ROWS = [["raw & <b>", "1.0"], ["after", Markup("<b>2.0</b>")]]
-TABLE = ReportTable("Results", ["phase", "R@1 <%>"], ROWS, "A caption.")
 
 
 def line():
@@ -215,10 +216,20 @@ def line():
 
 def test_a_page_has_tables_and_figures_in_it():
     drawn = draw("A <line>", line, "Its caption")
-    page = render("report", title="A & B", tables=[TABLE], figures=[drawn], phases={})
+    page = render(
+        "report",
+        title="A & B",
+        tables=[ReportTable("Results", ["phase", "R@1 <%>"], ROWS, "A caption.")],
+        figures=[drawn],
+        phases={},
+    )
     assert "<h1>A &amp; B</h1>" in page
-    heads = re.findall(r'<th scope="(?:col|row)">(.*?)</th>', page)
-    assert heads == ["phase", "R@1 &lt;%&gt;", "raw &amp; &lt;b&gt;", "after"]
+    assert re.findall(r'<th scope="(?:col|row)">(.*?)</th>', page) == [
+        "phase",
+        "R@1 &lt;%&gt;",
+        "raw &amp; &lt;b&gt;",
+        "after",
+    ]
     assert re.findall(r"<td>(.*?)</td>", page) == ["1.0", "<b>2.0</b>"]
     (picture,) = re.findall(r'alt="A &lt;line&gt;" src="data:image/png;base64,([^"]+)"', page)
     assert base64.b64decode(picture) == drawn.png
@@ -228,8 +239,7 @@ def test_a_page_has_tables_and_figures_in_it():
 
 @pytest.mark.parametrize("error", [ValueError("no\nbins"), SystemExit("enough")])
 def test_a_figure_that_fails_leaves_the_others(error):
-    fails = Mock(side_effect=error)
-    failed = draw("broken", fails, owner="MyLoss: ")
+    failed = draw("broken", Mock(side_effect=error), owner="MyLoss: ")
     first = str(error).splitlines()[0]
     assert (failed.png, failed.problem) == (b"", f"MyLoss: {type(error).__name__}: {first}")
     page = render("report", title="a", figures=[failed, draw("whole", line)], phases={})
@@ -255,8 +265,7 @@ def test_projections_are_seeded_and_few_points_use_pca():
 
 
 def test_huge_and_tiny_rows_become_unit_vectors():
-    points = torch.tensor([[3e38, 0, 3e38], [0, -1e-30, 0], [3, 4, 0]], requires_grad=True)
-    found = projection.unit_rows_on_cpu(points)
+    found = projection.unit_rows_on_cpu(torch.tensor([[3e38, 0, 3e38], [0, -1e-30, 0], [3, 4, 0]], requires_grad=True))
     assert not found.requires_grad
     root = 0.5**0.5
     torch.testing.assert_close(found, torch.tensor([[root, 0, root], [0, -1e-18, 0], [0.6, 0.8, 0]]))

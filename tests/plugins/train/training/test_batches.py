@@ -68,16 +68,20 @@ def test_seeds_differ_between_images_epochs_and_runs():
 
 def test_draws_from_samplers_of_indices_and_of_batches():
     assert draw(SequentialSampler(range(10)), 3, 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    batches = BatchSampler(SequentialSampler(range(10)), 4, drop_last=False)
-    assert draw(batches, 99, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert draw(BatchSampler(SequentialSampler(range(10)), 4, drop_last=False), 99, 3) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
 
 
 @pytest.mark.parametrize("settings", [{}, {"bgr": True, "value_range": 255, "random_crop_scale": (0.5, 1.0)}])
 def test_batches_do_not_depend_on_workers(settings):
     """A quarter of what the network gets; what is left is done to whole batches."""
     pixels = torch.randint(256, (6, 3, 20, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    normalize = ((0.5, 0.4, 0.3), (0.2, 0.3, 0.1))
-    augmented, plain = build_transforms(16, 3, True, normalize, shift=2, pipeline=Pipeline(flip=True, **settings))
+    augmented, plain = build_transforms(
+        16, 3, True, ((0.5, 0.4, 0.3), (0.2, 0.3, 0.1)), shift=2, pipeline=Pipeline(flip=True, **settings)
+    )
     images = LabeledImages(pixels, [0, 1] * 3, ["a", "b"])
     epoch = epoch_batches([[5, 5, 0], [1, 2, 3]], 3, 1)
     drawn = []
@@ -111,8 +115,9 @@ def test_embedding_keeps_order_and_has_no_effects():
     embeddings = torch.cat([batch.embeddings for batch in batches])
     assert torch.equal(torch.get_rng_state(), before)
     assert [module.training for module in (trunk, *trunk)] == [True, True, False, True, True, True]
-    wanted = embedder(trunk.eval()(torch.stack([images[index][0] for index in range(23)])))
-    assert torch.allclose(embeddings, wanted, atol=1e-6)
+    assert torch.allclose(
+        embeddings, embedder(trunk.eval()(torch.stack([images[index][0] for index in range(23)]))), atol=1e-6
+    )
     assert torch.cat([batch.labels for batch in batches]).tolist() == images.labels.tolist()
     assert not embeddings.requires_grad
 
@@ -171,8 +176,7 @@ def test_an_image_whose_code_fails_is_named(workers):
 def test_a_broken_batch_names_its_image():
     reader = BatchReader(Noisy(), 1, CPU)
     next(reader.read(epoch_batches([[0], [1]], 0, 1)))
-    killed = threading.Timer(0.2, os.kill, (int(reader.images.reading[0, 0]), signal.SIGKILL))
-    killed.start()
+    threading.Timer(0.2, os.kill, (int(reader.images.reading[0, 0]), signal.SIGKILL)).start()
     with pytest.raises(DataError, match="a data-loader worker died while it read image"), reader.naming_images():
         raise EOFError
     reader.close()

@@ -17,8 +17,7 @@ from pml_ext_train.training.state import restore, start_from, state_of
 from ...search.conftest import flip, halve
 from .whole_runs import Ear, built, quick, same
 
-ANEW = r"delete the folder .*checkpoints and train with --resume"
-REMEDY = dict.fromkeys(("last", "previous", "best"), ANEW) | {
+REMEDY = dict.fromkeys(("last", "previous", "best"), r"delete the folder .*checkpoints and train with --resume") | {
     "within": r"the epoch starts over",
     "model": r"train with --resume to restore it from last.pt",
 }
@@ -81,8 +80,10 @@ def test_no_code_of_a_checkpoints_author_is_run(folder, name):
 
 
 def test_states_of_other_versions_name_the_difference(tmp_path):
-    written = {"versions": checkpoint.versions() | {"torch": "1.13.0"}}
-    with pytest.raises(DataError) as caught, checkpoint.errors_with_path(tmp_path / "last.pt", written):
+    with (
+        pytest.raises(DataError) as caught,
+        checkpoint.errors_with_path(tmp_path / "last.pt", {"versions": checkpoint.versions() | {"torch": "1.13.0"}}),
+    ):
         torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
     text = str(caught.value)
     assert "last.pt: it does not fit the run's recipe (RuntimeError: " in text
@@ -125,8 +126,9 @@ class OfItsOwn:
 
 def test_an_unsaveable_attribute_is_named_once(folder, recwarn):
     one = OfItsOwn(1)
-    text = r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
-    with pytest.warns(PluginWarning, match=text):
+    with pytest.warns(
+        PluginWarning, match=r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
+    ):
         checkpoint.save(folder / "x.pt", {"sampler": sampler_state(one)})
     recwarn.clear()
     assert "generator" not in sampler_state(one)
@@ -189,8 +191,10 @@ def test_only_intact_checkpoints_become_the_previous_one(tmp_path, damage, has_s
 def test_a_state_of_other_processes_is_refused(tmp_path):
     run = built(tmp_path)
     state = state_of(run) | {"processes": 4}
-    text = r"holds a run of 4 processes, not 1; resume it with torchrun --nproc-per-node 4 -m pml_ext train"
-    with pytest.raises(ConfigError, match=text):
+    with pytest.raises(
+        ConfigError,
+        match=r"holds a run of 4 processes, not 1; resume it with torchrun --nproc-per-node 4 -m pml_ext train",
+    ):
         restore(run, run.checkpoint("last"), state)
 
 
@@ -209,8 +213,7 @@ def test_weights_of_other_trunks_are_refused(tmp_path):
         ConfigError, match=r"model.init: .*none is not a finished run \(.*model.pt is missing\); give the folder"
     ):
         start_from(run, tmp_path / "none")
-    wide = built(tmp_path / "wide", "model.trunk.width=16")
-    Checkpointer(wide).save_model()
+    Checkpointer(built(tmp_path / "wide", "model.trunk.width=16")).save_model()
     with pytest.raises(
         ConfigError, match=r"model.init: the trunk differs from that of .*wide .*trunk and the image size"
     ):

@@ -1,14 +1,12 @@
 """What a run is warned of: small batches, collapse, a loss of 0; and how warnings reach its listener."""
 
 import logging
-import math
 import warnings
 
 import pytest
 import torch
 from pytorch_metric_learning import losses
 
-import pml_ext
 from pml_ext.errors import NothingToLearnError, TrainingError, TrainingWarning
 from pml_ext.pairwise import ListedTuples
 from pml_ext.relations import Hierarchy
@@ -44,8 +42,12 @@ STAGE = 'stages=[{epochs=2, loss={name="cbml"}, freeze="trunk"}]'
 def test_small_batches_of_pretrained_norms_are_told(tmp_path, settings, images):
     weights = tmp_path / "weights.pth"
     torch.save(convnet(1, 8, blocks=2, width=8).state_dict(), weights)
-    trunk = f'model.trunk={{name="convnet", blocks=2, width=8, weights="{weights}"}}'
-    given = (trunk, "sampler.batch_size=40", "schedule.epochs=10", *settings)
+    given = (
+        f'model.trunk={{name="convnet", blocks=2, width=8, weights="{weights}"}}',
+        "sampler.batch_size=40",
+        "schedule.epochs=10",
+        *settings,
+    )
     run = built(tmp_path, *given, recipe="pml/multi-similarity/digits", device="cpu")
     warn_of_small_batches(run)
     found = [text for text in run.history.warnings if "batch norms of the pretrained trunk" in text]
@@ -75,8 +77,7 @@ LABELS = torch.arange(60) % 6
 def in_a_cone(spread: float, noise: float = 0.0) -> torch.Tensor:
     """One direction, plus one of each class, plus noise: the mean cosine similarity is near 1 for a small spread."""
     generator = torch.Generator().manual_seed(0)
-    points = spread * torch.eye(16)[LABELS] + noise * torch.randn(60, 16, generator=generator)
-    return points + torch.ones(16)
+    return (spread * torch.eye(16)[LABELS] + noise * torch.randn(60, 16, generator=generator)) + torch.ones(16)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
@@ -93,14 +94,13 @@ def test_indistinguishable_classes_are_a_collapse(points):
     similarity = collapse(points, LABELS)
     assert similarity is not None
     directions = torch.nn.functional.normalize(points.double())
-    off_diagonal = ~torch.eye(60, dtype=torch.bool)
-    assert similarity == pytest.approx(float((directions @ directions.T)[off_diagonal].mean()))
+    assert similarity == pytest.approx(float((directions @ directions.T)[~torch.eye(60, dtype=torch.bool)].mean()))
 
 
 def test_what_cannot_be_judged_is_no_collapse():
     assert collapse(torch.randn(60, 16), LABELS) is None
     assert collapse(torch.ones(1, 4), LABELS[:1]) is None
-    assert collapse(torch.full((6, 4), math.nan), LABELS[:6]) is None
+    assert collapse(torch.full((6, 4), float("nan")), LABELS[:6]) is None
     assert collapse(torch.ones(6, 4), torch.arange(6)) is not None
 
 
@@ -112,8 +112,7 @@ def test_indistinguishable_listed_tuples_are_a_collapse():
         assert collapse(ordered, tuples) is None
         assert collapse(torch.ones(4, 2), tuples) == pytest.approx(1)
         assert collapse(torch.eye(4), tuples) is None  # far from each other
-    wrong = ListedTuples(pairs.rows, ~pairs.same)
-    assert collapse(ordered, wrong) > 0.99
+    assert collapse(ordered, ListedTuples(pairs.rows, ~pairs.same)) > 0.99
     assert collapse(torch.ones(4, 2), pairs.some([0])) == pytest.approx(1)  # no order of one kind
     assert collapse(torch.ones(1, 2), triplets.some([])) is None
 
@@ -143,12 +142,17 @@ def test_a_loss_of_zero_is_a_warning(tmp_path, overrides, reason):
         assert quick(tmp_path / "run", *settings, listener=ear)["warnings"] == ear.warnings
         assert ear.warnings[0] in read_json(tmp_path / "run" / "metrics.json")["warnings"]
     else:
-        text = r"the loss was 0 in all 12 iterations, so nothing is learned: .* \(until the end of epoch 1\); there"
-        with pytest.raises(TrainingError, match=text) as caught:
+        with pytest.raises(
+            TrainingError,
+            match=r"the loss was 0 in all 12 iterations, so nothing is learned: .* \(until the end of epoch 1\); there",
+        ) as caught:
             quick(tmp_path / "run", *settings, listener=ear)
         assert isinstance(caught.value, NothingToLearnError) == ("none adds to the loss" in reason)
-        remedy = str(caught.value).partition("there is no checkpoint yet. ")[2]
-        assert remedy.startswith(("Let the sampler draw several", "Take a larger margin"))
+        assert (
+            str(caught.value)
+            .partition("there is no checkpoint yet. ")[2]
+            .startswith(("Let the sampler draw several", "Take a larger margin"))
+        )
     (warning,) = ear.warnings
     first = 1 if has_memory else 10
     assert warning.startswith(f"the loss is 0 in all of the first {first} iterations, so nothing is learned: ")
@@ -156,22 +160,25 @@ def test_a_loss_of_zero_is_a_warning(tmp_path, overrides, reason):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("isolated_registry", "without_report")
-def test_learned_runs_may_end_with_zero_loss(tmp_path):
-    pml_ext.register(Vanishing, name="vanishing")
-    metrics = quick(tmp_path / "run", "loss.name=vanishing", "evaluation.baselines=false")
-    assert metrics["best_epoch"] == 3
-    state = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
-    assert state["has_loss"] is True
+@pytest.mark.usefixtures("without_report")
+def test_learned_runs_may_end_with_zero_loss(tmp_path, isolated_registry):
+    isolated_registry.register(Vanishing, name="vanishing")
+    assert quick(tmp_path / "run", "loss.name=vanishing", "evaluation.baselines=false")["best_epoch"] == 3
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["has_loss"] is True
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_report")
 def test_trained_weights_may_have_zero_loss(tmp_path):
     quick(tmp_path / "first")
-    settings = ['loss={name="pml/triplet-margin", margin=-9}', f"model.init={tmp_path / 'first'}"]
     ear = Ear()
-    quick(tmp_path / "second", *settings, "sampler.iterations=10", listener=ear)
+    quick(
+        tmp_path / "second",
+        'loss={name="pml/triplet-margin", margin=-9}',
+        f"model.init={tmp_path / 'first'}",
+        "sampler.iterations=10",
+        listener=ear,
+    )
     assert ear.warnings[0].startswith("the loss is 0 in all of the first 10 iterations, so nothing is learned: ")
 
 

@@ -42,23 +42,11 @@ from .whole_runs import SHORT, assert_close_networks, assert_the_same_when_resum
 
 
 @pytest.mark.usefixtures("without_report")
-def test_cached_features_equal_a_frozen_trunk(tmp_path):
-    """100 iterations; with dropout and a batch norm in the head, whose random numbers and statistics are alike."""
-    head = ["data.augment.shift=0", "model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"]
-    looped, metrics = finished(tmp_path / "loop", *head, "model.dropout=0.2", 'model.freeze=["*"]')
-    cached, same = finished(tmp_path / "cache run", *head, "model.dropout=0.2", "model.freeze=trunk")
-    assert_close_networks(looped, cached, 1e-5)
-    for phase in ("raw", "before", "after"):
-        assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
-    assert {"frozen", "pca"} <= set(same)
-    assert "trunk" not in load(tmp_path / "cache run" / "checkpoints" / "last.pt")["parts"]
-
-
-@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize(("name", "size"), [("none", 32), ("pca", 8)])
 def test_without_anything_to_train_the_trunk_is_tested(tmp_path, name, size):
-    head = (f"model.embedder={name}", f"model.embedding_size={size}")
-    state, metrics = finished(tmp_path / "run", "model.freeze=trunk", *head)
+    state, metrics = finished(
+        tmp_path / "run", "model.freeze=trunk", f"model.embedder={name}", f"model.embedding_size={size}"
+    )
     assert metrics["after"] == pytest.approx(metrics["pca" if name == "pca" else "frozen"])
     assert state["epoch"] == 0
 
@@ -73,8 +61,9 @@ def test_features_before_a_trained_head_are_tested(tmp_path):
     features = nn.functional.normalize(view.embeddings("test", "trunk"))
     labels = view.true_labels("test")
     nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).argmin(dim=1)
-    right = (labels[nearest] == labels).double().mean()
-    assert metrics["features"]["recall_at_1"] == pytest.approx(float(right), abs=0.004)
+    assert metrics["features"]["recall_at_1"] == pytest.approx(
+        float((labels[nearest] == labels).double().mean()), abs=0.004
+    )
     assert {"frozen", "pca", "nmi"} <= {*metrics, *metrics["features"]}
     assert reported_phases(view.recipe) == ["after", "features", "raw", "before", "frozen", "pca", "within_class"]
 
@@ -115,8 +104,7 @@ def test_each_feature_is_computed_only_once(tmp_path):
     trunk = Counted()
     wanted = torch.stack([images.image(index).float().mean((1, 2)) for index in range(10)])
     for _ in range(2):
-        features = cache(trunk).of(images)
-        assert torch.equal(features[torch.arange(10)], wanted)
+        assert torch.equal(cache(trunk).of(images)[torch.arange(10)], wanted)
         assert trunk.seen == 10
     assert torch.equal(cache(trunk).of(images.subset([7, 2]))[:], wanted[[7, 2]])
     assert trunk.seen == 10
@@ -153,8 +141,7 @@ def test_a_killed_process_loses_one_batch(tmp_path):
 def test_equal_images_in_memory_have_one_feature():
     pixels = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1).expand(4, 3, 5, 5)[[0, 1, 1, 2]]
     trunk = Counted()
-    features = cache(trunk).of(LabeledImages(pixels, [0, 1, 1, 2], ["a", "b", "c"]))
-    assert features[:][:, 0].tolist() == [0, 1, 1, 2]
+    assert cache(trunk).of(LabeledImages(pixels, [0, 1, 1, 2], ["a", "b", "c"]))[:][:, 0].tolist() == [0, 1, 1, 2]
     assert trunk.seen == 3
 
 
@@ -183,8 +170,7 @@ def test_locked_stores_are_left_alone(tmp_path, monkeypatch):
     trunk = Counted()
     shared = cache(trunk)
     shared.of(images)
-    place = shared.store.folder
-    with contextlib.closing(sqlite3.connect(place / "keys.sqlite", isolation_level=None)) as other:
+    with contextlib.closing(sqlite3.connect(shared.store.folder / "keys.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.warns(UserWarning, match="not cached for other runs: .*locked.*set XDG_CACHE_HOME"):
             features = shared.of(images)
@@ -222,10 +208,18 @@ def test_weights_come_from_a_file(tmp_path):
 
 def frozen_run(place, photos):
     write_photos(photos, classes=4, each=6)
-    data = f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}"
-    overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
-    overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
-    train("cbml/digits", overrides=typed(["model.trunk.width=8", "model.trunk.weights=random", *overrides]), out=place)
+    settings = [
+        f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}",
+        "model.trunk.width=8",
+        "model.trunk.weights=random",
+        "model.freeze=trunk",
+        "sampler.m=2",
+        "sampler.batch_size=4",
+        "schedule.epochs=1",
+        "schedule.milestones=[1]",
+        "sampler.iterations=2",
+    ]
+    train("cbml/digits", overrides=typed(settings), out=place)
 
 
 @pytest.mark.usefixtures("without_report")
@@ -294,8 +288,7 @@ def test_a_frozen_trunk_needs_no_home(tmp_path, monkeypatch, home):
         monkeypatch.setattr("pml_ext_train.data.published.Path.home", Mock(side_effect=RuntimeError("no home")))
     with pytest.warns(UserWarning, match="features are not cached for other runs: .*HOME"):
         frozen_run(tmp_path / "run", tmp_path / "photos")
-    run = load_run(tmp_path / "run", store=tmp_path / "store")
-    assert len(run.index(tmp_path / "photos")) == 24
+    assert len(load_run(tmp_path / "run", store=tmp_path / "store").index(tmp_path / "photos")) == 24
 
 
 # Kept features of a run
@@ -312,8 +305,13 @@ def test_kept_views_are_reproducible_and_differ(tmp_path):
 
 def test_frozen_views_are_computed_before_training(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    frozen = ["model.freeze=trunk", "model.trunk.weights=random", "model.views=2"]
-    run = built(tmp_path / "run", *frozen, "data.augment.transforms=[{name='RandomRotation', degrees=15}]")
+    run = built(
+        tmp_path / "run",
+        "model.freeze=trunk",
+        "model.trunk.weights=random",
+        "model.views=2",
+        "data.augment.transforms=[{name='RandomRotation', degrees=15}]",
+    )
     run.inputs.compute_views()
     monkeypatch.setattr("pml_ext_train.training.features.FeatureCache.of", None)
     assert len(run.inputs.reader_of(run.stages[0]).views) == 2
@@ -329,8 +327,6 @@ def test_of_kept_views_a_batch_has_different_ones(kept):
 
 
 BLOCK = "4"  # of the convnet, the first layer of its second block
-STEM = [str(layer) for layer in range(4)]
-LIVE = f"model.freeze={STEM}".replace("'", '"')
 PLAIN = "data.augment.shift=0"
 
 
@@ -339,16 +335,29 @@ def cut(precision="float32", **more):
     return "model.freeze={" + ", ".join(f"{key}={value!r}" for key, value in settings.items()) + "}"
 
 
-@pytest.mark.slow
+HEAD = ["model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"]
+LIVE = 'model.freeze=["0", "1", "2", "3"]'
+
+
 @pytest.mark.usefixtures("without_report")
-@pytest.mark.parametrize("frozen_norms", ["true", "false"])
-def test_a_cut_equals_a_live_frozen_part(tmp_path, frozen_norms):
-    settings = [PLAIN, "model.dropout=0.2", f"model.freeze_batch_norm={frozen_norms}"]
-    live, metrics = finished(tmp_path / "live", *settings, LIVE)
-    kept, same = finished(tmp_path / "cut", *settings, cut())
-    assert_close_networks(live, kept, 1e-5)
+@pytest.mark.parametrize(
+    ("settings", "live", "cached"),
+    [
+        pytest.param(HEAD, 'model.freeze=["*"]', "model.freeze=trunk", id="trunk"),
+        pytest.param(["model.freeze_batch_norm=true"], LIVE, cut(), marks=pytest.mark.slow, id="cut, frozen norms"),
+        pytest.param(["model.freeze_batch_norm=false"], LIVE, cut(), marks=pytest.mark.slow, id="cut"),
+    ],
+)
+def test_cached_runs_equal_live_frozen_ones(tmp_path, settings, live, cached):
+    """100 iterations; with dropout and a batch norm in the head, whose random numbers and statistics are alike."""
+    looped, metrics = finished(tmp_path / "live", PLAIN, "model.dropout=0.2", *settings, live)
+    kept, same = finished(tmp_path / "cached run", PLAIN, "model.dropout=0.2", *settings, cached)
+    assert_close_networks(looped, kept, 1e-5)
     for phase in ("raw", "before", "after"):
         assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
+    assert ("trunk" in load(tmp_path / "cached run" / "checkpoints" / "last.pt")["parts"]) is (
+        cached != "model.freeze=trunk"
+    )
 
 
 @pytest.mark.slow
@@ -366,8 +375,15 @@ def test_float16_is_within_its_rounding(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_report")
 def test_a_resumed_run_has_equal_bits(tmp_path):
-    settings = [cut("float16"), "model.views=2", "schedule.name=constant", "schedule.milestones=[]"]
-    settings += ["evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=40"]
+    settings = [
+        cut("float16"),
+        "model.views=2",
+        "schedule.name=constant",
+        "schedule.milestones=[]",
+        "evaluation.validation=0.3",
+        "evaluation.select=map_at_r",
+        "sampler.batch_size=40",
+    ]
     assert_the_same_when_resumed(tmp_path, *settings)
 
 
@@ -378,9 +394,14 @@ def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
     real = FeatureCache.of
     monkeypatch.setattr(FeatureCache, "of", lambda *given: passes.append(given) or real(*given))
     stage = '[{epochs=2, loss={name="cbml"}, freeze={until="head", precision="float32"}}]'
-    staged = [PLAIN, f"stages={stage}", "schedule.milestones=[4]", "model.freeze_batch_norm=true"]
-    recipe = load_recipe("cbml/digits", typed([*SHORT, *staged]))
-    run = Run(recipe, "cbml/digits", tmp_path)
+    run = Run(
+        load_recipe(
+            "cbml/digits",
+            typed([*SHORT, PLAIN, f"stages={stage}", "schedule.milestones=[4]", "model.freeze_batch_norm=true"]),
+        ),
+        "cbml/digits",
+        tmp_path,
+    )
     first, last = run.stages
     assert isinstance(run.inputs.trained_trunk(first), torch.nn.Identity)
     assert run.inputs.trained_trunk(last) is run.trunk
@@ -434,8 +455,15 @@ def test_images_pass_through_the_stem_once(tmp_path, monkeypatch):
             runs.append(self)
 
     monkeypatch.setattr("pml_ext_train.launch.launch.Run", Counted)
-    settings = [PLAIN, cut("float16"), "model.start=within-class", "model.refit=within-class"]
-    settings += ["model.embedding_size=16", "evaluation.training_images=5000", "model.freeze_batch_norm=true"]
+    settings = [
+        PLAIN,
+        cut("float16"),
+        "model.start=within-class",
+        "model.refit=within-class",
+        "model.embedding_size=16",
+        "evaluation.training_images=5000",
+        "model.freeze_batch_norm=true",
+    ]
     _, metrics = finished(tmp_path / "run", *settings)
     sizes = {name: len(images) for name, images in runs[0].splits.items()}
     probe = 1  # of the shape of activations
@@ -443,8 +471,7 @@ def test_images_pass_through_the_stem_once(tmp_path, monkeypatch):
     view = open_run(tmp_path / "run", 0, "cpu")
     assert view.cut is None  # it looks at images
     for split, phase, close in (("test", "after", 1e-9), ("train", "training", 2e-3)):
-        found = evaluate_split(view, split)["map_at_r"]
-        assert found == pytest.approx(metrics[phase]["map_at_r"], abs=close)
+        assert evaluate_split(view, split)["map_at_r"] == pytest.approx(metrics[phase]["map_at_r"], abs=close)
 
 
 SIZE = 5
@@ -514,8 +541,7 @@ def test_several_processes_append_at_once(store):
     for worker in workers:
         worker.join(100)
         assert worker.exitcode == 0
-    asked = {key: stats(1)[0] for first in (0, 100, 200) for key in keys(first, 20)}
-    found, damaged = store.find(asked)
+    found, damaged = store.find({key: stats(1)[0] for first in (0, 100, 200) for key in keys(first, 20)})
     assert (sorted(found.values()), damaged) == (list(range(60)), 0)
     for first in (0, 100, 200):
         assert np.array_equal(store.vectors()[[found[key] for key in keys(first, 20)]], rows(first, 20))

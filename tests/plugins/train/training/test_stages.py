@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import SequentialSampler
 
 from pml_ext.errors import ConfigError, RecipeWarning
@@ -23,16 +22,23 @@ from .written_records import tables
 def test_a_stage_has_its_own_rate(tmp_path):
     """The first layers stay as they were; all others do in the first stage alone; then a tenth of the rate."""
     stage = 'stages=[{epochs=2, freeze="trunk", loss={name="cbml"}}, {epochs=1, lr_factor=0.1, loss={name="cbml"}}]'
-    run = ["schedule.name=constant", "schedule.milestones=[]", "optimizer.name=sgd", "optimizer.lr=0.01"]
-    state, _ = finished(tmp_path / "run", stage, 'model.freeze=["0", "1"]', *run)
+    state, _ = finished(
+        tmp_path / "run",
+        stage,
+        'model.freeze=["0", "1"]',
+        "schedule.name=constant",
+        "schedule.milestones=[]",
+        "optimizer.name=sgd",
+        "optimizer.lr=0.01",
+    )
     assert torch.equal(state["trunk"]["1.running_mean"], torch.zeros(8))  # in evaluation mode
     assert not torch.equal(state["trunk"]["5.running_mean"], torch.zeros(8))
     assert torch.equal(state["trunk"]["1.weight"], torch.ones(8))
     assert not torch.equal(state["trunk"]["5.weight"], torch.ones(8))
-    last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
-    assert last["parts"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
-    rows = tables(tmp_path / "run")["trunk_optimizer_SGD"]
-    assert sorted({round(row["lr"], 6) for row in rows}) == [0.001, 0.01]
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["parts"]["trunk_optimizer"]["param_groups"][0][
+        "lr"
+    ] == pytest.approx(0.01)
+    assert sorted({round(row["lr"], 6) for row in tables(tmp_path / "run")["trunk_optimizer_SGD"]}) == [0.001, 0.01]
     with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
         freeze(convnet(3, 16), ["layer1"])
 
@@ -69,13 +75,8 @@ def test_too_few_classes_make_a_smaller_batch():
     assert len({*images.labels[list(stage.sampler)[:40]].tolist()}) == 10
 
 
-def test_empty_classes_are_refused_by_key():
-    with pytest.raises(ConfigError, match=r"--set sampler.m=0: (sampler.m: )?found 0; wanted 1 image of a class"):
-        load_recipes("cbml/digits", typed(["sampler.m=0"]))
-
-
 def test_a_longer_cosine_keeps_its_factor():
-    parameter = nn.Parameter(torch.zeros(()))
+    parameter = torch.nn.Parameter(torch.zeros(()))
     rates = []
     for epochs in (4, 8):
         optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -150,16 +151,30 @@ def test_it_goes_on_through_stages(tmp_path):
 
 @pytest.mark.parametrize("scheduled", ["true", "false"])
 def test_scheduled_loss_parameters_warm_up(tmp_path, scheduled):
-    own = [f"loss.optimizer.scheduled={scheduled}", "loss.optimizer.lr=0.5", "schedule.warmup=1.5"]
-    found = rates_of(tmp_path, *SCHEDULES["cosine"], *own, recipe="pml/proxy-anchor/digits")
-    wanted = expected("cosine", 1.5, lr=0.5) if scheduled == "true" else [0.5] * 30
-    assert found["metric_loss_optimizer"] == pytest.approx(wanted, rel=1e-12)
+    found = rates_of(
+        tmp_path,
+        *SCHEDULES["cosine"],
+        f"loss.optimizer.scheduled={scheduled}",
+        "loss.optimizer.lr=0.5",
+        "schedule.warmup=1.5",
+        recipe="pml/proxy-anchor/digits",
+    )
+    assert found["metric_loss_optimizer"] == pytest.approx(
+        expected("cosine", 1.5, lr=0.5) if scheduled == "true" else [0.5] * 30, rel=1e-12
+    )
 
 
 @pytest.mark.usefixtures("without_report")
 def test_a_step_takes_the_rate_that_is_recorded(tmp_path):
-    few = [*RUN, "schedule.epochs=1", "sampler.iterations=2", "schedule.warmup=1", "optimizer.momentum=0"]
-    few += [*SCHEDULES["constant"], "evaluation.baselines=false"]
+    few = [
+        *RUN,
+        "schedule.epochs=1",
+        "sampler.iterations=2",
+        "schedule.warmup=1",
+        "optimizer.momentum=0",
+        *SCHEDULES["constant"],
+        "evaluation.baselines=false",
+    ]
     finished(tmp_path / "run", *few)
     assert [row["lr"] for row in tables(tmp_path / "run")["trunk_optimizer_SGD"]] == [0.01, 0.02]
     few += ["sampler.iterations=1", "optimizer.lr=0.01"]
@@ -173,6 +188,11 @@ def test_a_step_takes_the_rate_that_is_recorded(tmp_path):
 @pytest.mark.usefixtures("without_report")
 def test_runs_resume_inside_their_warm_up(tmp_path):
     """Dropout draws from torch's generator in each step."""
-    dropout = ["model.hidden_sizes=[16]", "model.dropout=0.5"]
-    settings = [*SCHEDULES["cosine"], *dropout, "schedule.warmup=2.5", "optimizer.lr=0.02"]
-    assert_the_same_when_resumed(tmp_path, *settings)
+    assert_the_same_when_resumed(
+        tmp_path,
+        *SCHEDULES["cosine"],
+        "model.hidden_sizes=[16]",
+        "model.dropout=0.5",
+        "schedule.warmup=2.5",
+        "optimizer.lr=0.02",
+    )

@@ -1,29 +1,34 @@
-"""Training without labels, on views of images and on clusters: no true label is looked at, and runs go on exactly."""
+"""What takes the place of labels: views of images, clusters, relations; no true label is looked at."""
 
 import itertools
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pytorch_metric_learning.losses import ContrastiveLoss, NTXentLoss
 
 import pml_ext
-from pml_ext import registry
-from pml_ext.errors import ConfigError
+from pml_ext import CBMLLoss, ConfigError, DataError, Hierarchy, SharedLabel, WithRelation, registry, train
 from pml_ext.evaluation import kmeans
-from pml_ext_train.data import LabeledImages, build_transforms, prepare
-from pml_ext_train.launch.launch import train
-from pml_ext_train.recipe import load_recipes
+from pml_ext_train.data import LabeledImages, build_transforms, folder, prepare, table
+from pml_ext_train.recipe import build_loss, load_recipe, loss_context
 from pml_ext_train.training.batches import BatchReader, epoch_batches
 from pml_ext_train.training.checks import _normalized_together
+from pml_ext_train.training.samplers import build_sampler
 
 from ....overrides import typed
 from .made_up_photos import write_photos
 from .whole_runs import assert_close_networks, assert_the_same_when_resumed, built, finished, garbled_labels
 
-CPU = torch.device("cpu")
-UNLABELED = ["data.labels=instance", "data.views=2", "sampler={name='shuffle', batch_size=40}", "sampler.iterations=4"]
-UNLABELED += ["loss={name='pml/ntxent', temperature=0.1}", "evaluation.baselines=false"]
+UNLABELED = [
+    "data.labels=instance",
+    "data.views=2",
+    "sampler={name='shuffle', batch_size=40}",
+    "sampler.iterations=4",
+    "loss={name='pml/ntxent', temperature=0.1}",
+    "evaluation.baselines=false",
+]
 TWO_EPOCHS = ["schedule.epochs=2", "schedule.milestones=[1]"]
 
 
@@ -47,17 +52,21 @@ def test_views_follow_each_other_with_seeds_that_do(processes):
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("cached", [False, True])
 def test_two_views_differ_and_have_one_label(tmp_path, cached):
-    pixels = torch.randint(256, (6, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    images = LabeledImages(pixels, [0, 1, 2] * 2, ["a", "b", "c"], channels=1)
+    images = LabeledImages(
+        torch.randint(256, (6, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)),
+        [0, 1, 2] * 2,
+        ["a", "b", "c"],
+        channels=1,
+    )
     augmented, _ = build_transforms(12, 1, shift=3)
     if cached:
         write_photos(tmp_path, classes=2, each=3)
-        files = sorted(tmp_path.rglob("*.png"))
-        images = LabeledImages(files, [0, 1, 2] * 2, ["a", "b", "c"], channels=1)
+        images = LabeledImages(sorted(tmp_path.rglob("*.png")), [0, 1, 2] * 2, ["a", "b", "c"], channels=1)
         images, _ = prepare(images, augmented, "memory")
         assert images.cache is not None
-    reader = BatchReader(images.with_transform(augmented), 0, CPU)
-    first, second = reader.read(epoch_batches([[5, 0, 1], [2, 3, 4]], 3, 1, views=2))
+    first, second = BatchReader(images.with_transform(augmented), 0, torch.device("cpu")).read(
+        epoch_batches([[5, 0, 1], [2, 3, 4]], 3, 1, views=2)
+    )
     assert first.labels.tolist() == [2, 2, 0, 0, 1, 1]
     for batch in (first, second):
         assert torch.equal(batch.labels[::2], batch.labels[1::2])
@@ -146,14 +155,17 @@ def test_two_views_have_the_self_supervised_loss(tmp_path):
     assert step.loss == pytest.approx(float(wanted), rel=1e-5)
 
 
-CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
-QUICK = (*CLUSTERS, "schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
-QUICK += ("evaluation.training_images=0", "evaluation.baselines=false")
-
-
-def weights(folder):
-    state = torch.load(folder / "checkpoints" / "model.pt", weights_only=True)
-    return {f"{part}.{name}": value for part in ("trunk", "embedder") for name, value in state[part].items()}
+CLUSTERED = (
+    "data.labels=clusters",
+    "data.pseudo={clusters=20, batch_size=[30, 60]}",
+    "sampler.m=3",
+    "schedule.epochs=4",
+    "schedule.milestones=[2]",
+    "sampler.iterations=3",
+    "model.trunk.width=8",
+    "evaluation.training_images=0",
+    "evaluation.baselines=false",
+)
 
 
 class Looking(ContrastiveLoss):
@@ -184,17 +196,19 @@ def looked(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, registry.isolated():
         pml_ext.register(Looking, name="looking")
         patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
-        train("cbml/digits", out=folder / "true", overrides=typed((*QUICK, "loss.name=looking")), device="cpu")
+        train("cbml/digits", out=folder / "true", overrides=typed((*CLUSTERED, "loss.name=looking")), device="cpu")
         epochs = list(Looking.epochs)
         with garbled_labels():
-            train("cbml/digits", out=folder / "garbled", overrides=typed((*QUICK, "loss.name=looking")), device="cpu")
+            train(
+                "cbml/digits", out=folder / "garbled", overrides=typed((*CLUSTERED, "loss.name=looking")), device="cpu"
+            )
     Looking.epochs.clear()
     return folder, epochs
 
 
 def test_clusters_ignore_the_true_labels(looked):
-    one, other = (weights(looked[0] / name) for name in ("true", "garbled"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    files = (looked[0] / name / "checkpoints" / "model.pt" for name in ("true", "garbled"))
+    assert_close_networks(*(torch.load(file, weights_only=True) for file in files))
 
 
 def test_each_epoch_has_clusters_and_a_batch_size(looked):
@@ -214,25 +228,6 @@ def test_each_epoch_has_clusters_and_a_batch_size(looked):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "text"),
-    [
-        (("loss.name=pml/proxy-anchor",), "loss: pml/proxy-anchor keeps values for each class"),
-        (("loss.regularizer=density",), "loss.regularizer: density keeps values for each class"),
-        (("loss.memory.size=200",), "loss.memory: it keeps labels of past batches"),
-        (
-            ("evaluation.validation=0.2", "evaluation.select=map_at_r"),
-            "evaluation.validation: it holds out the data's classes",
-        ),
-        (("data.labels=given", "data.pseudo.clusters=3"), "pseudo goes with labels = 'clusters'"),
-        (("stages=[{epochs=1, loss={name='pml/arcface'}}]",), "stages.0.loss: pml/arcface keeps values"),
-    ],
-)
-def test_what_does_not_go_with_clusters(overrides, text):
-    with pytest.raises(ConfigError, match=text):
-        load_recipes("cbml/digits", typed(("data.labels=clusters", *overrides)))
-
-
-@pytest.mark.parametrize(
     ("override", "text"),
     [
         ("data.pseudo.clusters=10", "10 classes x m = 3 gives at most 30 images a batch"),
@@ -241,4 +236,129 @@ def test_what_does_not_go_with_clusters(overrides, text):
 )
 def test_clusters_without_a_batch_are_told_before_training(tmp_path, override, text):
     with pytest.raises(ConfigError, match=text):
-        train("cbml/digits", out=tmp_path / "out", overrides=typed((*QUICK, override)), device="cpu")
+        train("cbml/digits", out=tmp_path / "out", overrides=typed((*CLUSTERED, override)), device="cpu")
+
+
+SETS = ("cat|dog", "dog", "dog|cat|owl", "owl", "cat")
+QUICK = (
+    "schedule.epochs=1",
+    "sampler.iterations=2",
+    "data.image_size=16",
+    "evaluation.figures=few",
+    "model.trunk={name='convnet', blocks=2, width=4}",
+    "model.embedding_size=8",
+)
+
+
+def write_images(place, names):
+    generator = np.random.default_rng(0)
+    for name in names:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 255, (18, 18, 3)).astype(np.uint8)).save(place / name)
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """A table of label sets, 12 images of each."""
+    rows = [f"{SETS[k % 5]},{k}.png,{'train' if k < 40 else 'validation'}" for k in range(60)]
+    write_images(tmp_path, [f"{k}.png" for k in range(60)])
+    (tmp_path / "mine.csv").write_text("\n".join(["label,path,split", *rows]))
+    return tmp_path / "mine.csv"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A folder of classes in folders, two levels deep, and one that goes deeper."""
+    names = [f"{above}/{below}/{k}.png" for above in ("bird", "fish", "tree") for below in ("x", "y") for k in range(6)]
+    write_images(tmp_path / "photos", [*names, "bird/x/old/7.png"])
+    return tmp_path / "photos"
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_run_on_a_table_of_label_sets(listed, tmp_path):
+    settings = [
+        f"data.name=table:{listed}",
+        "data.relation={name='shared-label', graded=false}",
+        *QUICK,
+        "loss={name='pml/contrastive'}",
+        "evaluation.ndcg_at=[10]",
+        "sampler={name='m-per-label', m=4, batch_size=16}",
+    ]
+    after = train("fit/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
+    assert {"recall_at_1", "ndcg_at_10", "map_at_r", "nmi"} <= after.keys()
+    assert after["recall_at_1"] > 0.3  # two random sets share a label more often than not
+    with pytest.raises(DataError, match="separate them by"):
+        table(path=str(listed))
+    assert table(path=str(listed), label_sets=True).train.class_names == ["cat", "cat|dog", "cat|dog|owl", "dog", "owl"]
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_run_on_a_folder_as_a_tree(tree, tmp_path):
+    settings = [
+        f"data.name=folder:{tree}",
+        "data.levels=2",
+        "data.split=image",
+        "evaluation.ndcg_at=[5]",
+        *QUICK,
+        "data.relation={name='hierarchy', graded=true}",
+        "loss={name='cbml'}",
+        "sampler={name='tree', m=2, batch_size=12, parents=3}",
+    ]
+    after = train("fit/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
+    assert after["recall_at_1"] >= after["recall_at_1_level_2"]
+    assert 0 < after["ndcg_at_5"] <= 1
+    splits = folder(path=str(tree), split="image", levels=2)
+    assert splits.train.class_names == [f"{above}/{below}" for above in ("bird", "fish", "tree") for below in "xy"]
+    assert not splits.note
+    with pytest.raises(ConfigError, match="levels of a folder"):
+        folder(path=str(tree), levels=0)
+
+
+def recipe_of(*settings):
+    return load_recipe("cbml/digits", typed(settings))
+
+
+def test_losses_and_miners_get_the_relation():
+    def loss_of(names, *settings):
+        recipe = recipe_of(*settings)
+        return build_loss(recipe.loss, loss_context(recipe, [*range(len(names))], names))
+
+    tree = "data.relation={name='hierarchy', level=1}"
+    shared = "data.relation=shared-label"
+    table = [[1, 1], [0, 1]]
+    for loss, kind in (("cbml", CBMLLoss), ("pml/contrastive", WithRelation), ("pddm", WithRelation)):
+        more = ", distance={name='pddm'}" if loss == "pddm" else ""
+        given, _ = loss_of(["a/x", "a/y", "b/z"], tree, f"loss={{name='{loss}'{more}}}")
+        assert isinstance(given, kind)
+        assert given.relation.paths == [("a", "x"), ("a", "y"), ("b", "z")]
+    parts = "memory={size=256}, miner='pml/multi-similarity', regularizer='pml/lp'"
+    memory, miner = loss_of(["a|b", "b"], shared, f"loss={{name='pml/contrastive', {parts}}}")
+    assert miner is None
+    assert isinstance(memory.miner, WithRelation)
+    assert memory.relation.table.tolist() == table
+    swapped = "miner={name='anchor-swap', miner={name='semi-hard-triplet'}}"
+    _, miner = loss_of(["a|b", "b"], shared, f"loss={{name='batch-all-triplets', {swapped}}}")
+    assert miner.relation.table.tolist() == table
+    assert loss_of(["a/x", "b"], "data.relation=hierarchy", "loss.relation=none")[0].relation is None
+
+
+def test_unknown_classes_are_found_by_name():
+    recipe = recipe_of("data.relation={name='negatives-only', unknown='other'}")
+    assert loss_context(recipe, [0, 1], ["cat", "other"])["relation"].unknown == 1
+    with pytest.raises(ConfigError, match="no class is called 'other'; classes: cat, dog"):
+        loss_context(recipe, [0, 1], ["cat", "dog"])
+
+
+def test_a_sampler_gets_the_relation():
+    names = ["a|b", "b", "c"]
+    labels = np.arange(60) % 3
+    some = LabeledImages(torch.zeros(60, 1, 4, 4, dtype=torch.uint8), labels, names)
+    recipe = recipe_of("data.relation=shared-label", "sampler={name='m-per-label', m=2, batch_size=6}")
+    sampler, _ = build_sampler(recipe.sampler, some, 0, SharedLabel.of_classes(names))
+    assert (labels[list(sampler)[:6]] != 2).sum() >= 3
+    recipe = recipe_of("data.relation=hierarchy", "sampler={name='tree', batch_size=8, m=4}")
+    with pytest.raises(ConfigError, match="tree"):
+        build_sampler(recipe.sampler, some, 0, Hierarchy(names))
+    of_pml = recipe_of("sampler={name='pml/hierarchical', samples_per_class=2, batch_size=8}")
+    with pytest.raises(ConfigError, match="labels of two levels.* --set sampler.name=tree"):
+        build_sampler(of_pml.sampler, some, 0, Hierarchy(names))
