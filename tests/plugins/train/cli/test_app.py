@@ -51,10 +51,10 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     line = [sys.executable, "-m", "pml_ext", "list"]
     done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 2
-    assert done.stderr == (
+    assert (done.returncode, done.stderr) == (
+        2,
         "pml-ext: the command line needs the package 'typer', which is not installed. "
-        'Run: pip install "pml-ext[train]"\n'
+        'Run: pip install "pml-ext[train]"\n',
     )
 
 
@@ -103,6 +103,9 @@ def test_ctrl_c_during_imports_is_one_line(monkeypatch, capsys):
         main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "pml-ext: stopped by SIGINT before the command began\n"
+
+
+# Commands of plugins
 
 
 COMMAND = """
@@ -201,6 +204,9 @@ def test_shells_complete_commands_and_options(pml_ext_command, shell, line, comp
     assert completed in pml_ext_command(_PML_EXT_COMPLETE=f"complete_{shell}", **words).stdout
 
 
+# Shared options
+
+
 SHARED = {
     "RunFolder": "run",
     "DataFolder": "data",
@@ -235,8 +241,16 @@ def test_an_unknown_device_is_refused(pml_ext_command, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-SETTINGS = ["evaluation.figures=few", "schedule.epochs=2", "schedule.milestones=[1]"]
-QUICK = [f"--set={setting}" for setting in [*SETTINGS, "sampler.iterations=2", "model.trunk.width=8"]]
+# Progress and results
+
+
+QUICK = [
+    "--set=evaluation.figures=few",
+    "--set=schedule.epochs=2",
+    "--set=schedule.milestones=[1]",
+    "--set=sampler.iterations=2",
+    "--set=model.trunk.width=8",
+]
 
 
 # Each command is a fork of one process that has imported what it needs, which takes most of its time otherwise. Its

@@ -32,6 +32,9 @@ def test_list_and_show_describe_all_kinds(pml_ext_command):
     assert json.loads(pml_ext_command("show", "pml/angular", "--json").stdout)[1]["kind"] == "miner"
 
 
+# Descriptions
+
+
 def test_a_component_has_its_documentation_and_recipes():
     (shown,) = describe("cbml", "loss")
     assert (shown["name"], shown["kind"], shown["class"]) == ("cbml", "loss", "pml_ext_cbml.losses.CBMLLoss")
@@ -98,6 +101,9 @@ def test_factories_show_options_that_recipes_set(name, kind):
 def test_unknown_names_have_the_nearest_of_their_kind(name, kind, text):
     with pytest.raises(UnknownNameError, match=text):
         describe(name, kind)
+
+
+# The command doctor
 
 
 def test_doctor_prints_a_diagnosis_to_paste(pml_ext_command):

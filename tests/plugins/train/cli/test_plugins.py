@@ -54,6 +54,9 @@ def test_new_plugin_prints_files_and_next_steps(pml_ext_command, tmp_path, monke
     assert "kebab-case" in refused.stderr
 
 
+# Checks of plugins
+
+
 CHECKS = """
 from pml_ext.plugin import hookimpl
 from pml_ext.testing import SkipCheck
@@ -119,6 +122,9 @@ def test_the_metrics_of_a_plugin_are_checked(install_plugin, pml_ext_command):
     assert told.returncode == 1
     assert "first (metric)" in told.stdout
     assert set(CONTRACTS) <= {*registry.hooks.HOOK_OF}
+
+
+# Contracts
 
 
 def shapes(root=None, seed=0, channels=1, dtype=torch.uint8, offset=0):
@@ -298,6 +304,9 @@ def test_what_has_no_docstring_is_named():
     assert "no docstring" in result.text
 
 
+# Diagnosis
+
+
 MISSING = """
 from pml_ext.plugin import Command, Component, hookimpl
 
@@ -311,21 +320,19 @@ def pml_ext_commands():
 """
 
 
-def of(name, records):
-    (found,) = [record for record in records if record.name == name]
-    return found
-
-
 @pytest.mark.usefixtures("isolated_registry")
 def test_a_diagnosis_changes_no_record(install_plugin):
     install_plugin("theirs", MISSING)
     before = copy.deepcopy(registry.plugins())
-    found = of("theirs", diagnosis())
+    (found,) = (record for record in diagnosis() if record.name == "theirs")
     assert (found.status, found.commands) == ("broken", ["greet"])
     assert "the component 'gone' of the plugin 'theirs' cannot be imported" in found.error
     assert "the command 'greet' of the plugin 'theirs' cannot be imported" in found.error
     assert registry.plugins() == before
-    assert of("theirs", registry.plugins()).status == "ok"
+    assert [record.status for record in before if record.name == "theirs"] == ["ok"]
+
+
+# New packages
 
 
 def test_writes_a_package_and_nothing_over_it(tmp_path):

@@ -161,6 +161,9 @@ def test_a_folder_without_readable_images_says_why(tmp_path, name, message):
         folder(path=str(tmp_path))
 
 
+# Patterns that leave out files, and pages
+
+
 NAMES = ["a.jpg", "b.png", "my thumbs/a.jpg", "notes.txt", "sub/a.jpg", "sub/deep/c.jpg", "sub/thumbs/d.jpg"]
 
 
@@ -278,6 +281,9 @@ def test_pages_that_cannot_be_counted_are_reported(tmp_path):
         image_tensor(image)
 
 
+# Files beside a photograph
+
+
 BESIDE = ["IMG_1.JPG", "IMG_1.PNG", "IMG_1.CR3", "IMG_1.JPG.xmp", "IMG_2.heic", "IMG_2.MOV", "IMG_3.cr2", "film.mp4"]
 
 
@@ -310,6 +316,9 @@ def test_companions_are_not_listed_but_other_files_are(tmp_path):
     companions = Companions()
     assert companions.of(tmp_path / "IMG_2.heic") == {}
     assert [*companions.of(tmp_path / "below" / "IMG_2.heic")] == ["IMG_2.MOV"]
+
+
+# Splits and labeled images
 
 
 IMAGES = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)

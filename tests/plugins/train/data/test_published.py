@@ -12,7 +12,7 @@ import threading
 import zipfile
 import zlib
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -123,30 +123,43 @@ def test_imagenet_is_divided_as_in_the_papers(tmp_path, count, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "text"),
+    ("make", "load", "name", "old", "new", "text"),
     [
-        ("bounding_boxes.txt", "2 2.0", "2 left", r"image 2 \(001.Bird_1/Bird_1.jpg\) has no valid .*ValueError.*;"),
-        ("image_class_labels.txt", "5 2", "5 9", r"image 5 .*KeyError: '9'\); unpack CUB_200_2011.tgz again"),
+        (
+            cub_folder,
+            lambda place: image_sets.cub(place, 64, boxes=True),
+            "bounding_boxes.txt",
+            "2 2.0",
+            "2 left",
+            r"image 2 \(001.Bird_1/Bird_1.jpg\) has no valid .*ValueError.*;",
+        ),
+        (
+            cub_folder,
+            image_sets.cub,
+            "image_class_labels.txt",
+            "5 2",
+            "5 9",
+            r"image 5 .*KeyError: '9'\); unpack CUB_200_2011.tgz again",
+        ),
+        (
+            inshop_folder,
+            image_sets.inshop,
+            "list_eval_partition.txt",
+            "query",
+            "probe",
+            "'probe' of img/.*00_1_front.jpg is not train, query or gallery; download the file again",
+        ),
     ],
+    ids=["box", "class", "part"],
 )
-def test_an_image_without_class_or_box_is_named(tmp_path, count, name, old, new, text):
+def test_an_image_with_a_wrong_entry_is_named(tmp_path, count, make, load, name, old, new, text):
     count("CUB")
-    file = cub_folder(tmp_path) / name
-    file.write_text(file.read_text().replace(old, new))
+    file = make(tmp_path) / name
+    file.write_text(file.read_text().replace(old, new, 1))
     with pytest.raises(DataError, match=text):
-        image_sets.cub(tmp_path, 64, boxes=True)
-    if name.startswith("bounding"):
+        load(tmp_path)
+    if name == "bounding_boxes.txt":
         assert len(image_sets.cub(tmp_path, 64).train) == 6  # boxes are not read unless they are used
-
-
-def test_an_unknown_part_of_inshop_is_named(tmp_path, count):
-    count("INSHOP", QUERIES)
-    file = inshop_folder(tmp_path) / "list_eval_partition.txt"
-    file.write_text(file.read_text().replace("query", "probe", 1))
-    with pytest.raises(
-        DataError, match="'probe' of img/.*00_1_front.jpg is not train, query or gallery; download the file again"
-    ):
-        image_sets.inshop(tmp_path, 64)
 
 
 def test_parents_are_listed_beside_their_children(tmp_path, count):
@@ -158,6 +171,9 @@ def test_parents_are_listed_beside_their_children(tmp_path, count):
         "n01440765": ["n1"],
         "n1": ["n0"],
     }
+
+
+# Lists that do not match, and missing files
 
 
 def test_a_missing_image_of_a_set_is_named(tmp_path, count):
@@ -203,6 +219,9 @@ def test_a_missing_set_says_what_to_get(tmp_path, monkeypatch, exists, message):
         image_sets.cub()
 
 
+# Omniglot
+
+
 SETS = {
     "ABOUT": (omniglot.omniglot, omniglot.BACKGROUND, omniglot.EVALUATION),
     "SMALL": (omniglot.omniglot_small, omniglot.TRAIN, omniglot.TEST),
@@ -236,18 +255,20 @@ def test_omniglot_tests_on_unseen_alphabets(archives, tmp_path):
         factory(tmp_path, image_size=500)
 
 
-def test_damaged_or_missing_archives_are_named(archives, tmp_path, monkeypatch):
+def test_damaged_or_missing_archives_are_named(archives, tmp_path):
     factory, first, second = archives
-    with monkeypatch.context() as patch:
-        patch.setattr(zipfile.ZipFile, "read", Mock(side_effect=zlib.error("invalid block type")))
-        with pytest.raises(DataError, match=f"{first}: not a readable zip .* .invalid block"):
-            factory(tmp_path)
+    broken = patch.object(zipfile.ZipFile, "read", side_effect=zlib.error("invalid block type"))
+    with broken, pytest.raises(DataError, match=f"{first}: not a readable zip .* .invalid block"):
+        factory(tmp_path)
     second.write_bytes(b"no zip")
     with pytest.raises(DataError, match=f"{second}: not a readable zip"):
         factory(tmp_path)
     second.unlink()
     with pytest.raises(DataError, match=f"has no {second.name}"):
         factory(tmp_path)
+
+
+# Digits
 
 
 def test_digits_are_halved_within_each_class(tmp_path):
@@ -262,6 +283,9 @@ def test_digits_are_halved_within_each_class(tmp_path):
     assert torch.equal(digits().test.images, splits.test.images)
     with pytest.raises(ConfigError, match="leave out --data"):
         digits(tmp_path)
+
+
+# Downloads
 
 
 BODY = np.random.default_rng(0).integers(256, size=300_000, dtype=np.uint8).tobytes()
@@ -418,8 +442,14 @@ def test_omniglot_small_is_downloaded_once(server, tmp_path, monkeypatch):
 
 
 def test_the_command_says_what_is_missing(pml_ext_command, tmp_path):
-    sets = json.loads(pml_ext_command("data", "--json").stdout)
-    assert {each["name"] for each in sets} >= {"cub", "cars196", "sop", "inshop", "imagenet", "omniglot"}
+    assert {each["name"] for each in json.loads(pml_ext_command("data", "--json").stdout)} >= {
+        "cub",
+        "cars196",
+        "sop",
+        "inshop",
+        "imagenet",
+        "omniglot",
+    }
     told = pml_ext_command("data", "sop", "--data", str(tmp_path), COLUMNS="200")
     assert told.returncode == 1
     wanted = ["Stanford_Online_Products.zip", "7f73d41a2f44250d4779881525aea32e", "by hand", "59,551", str(tmp_path)]

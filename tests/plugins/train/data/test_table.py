@@ -26,6 +26,10 @@ def table_of(place: Path, rows: list[str], columns=BOXED) -> Path:
     return file
 
 
+def read_table(place: Path, rows: list[str], columns=BOXED, **settings):
+    return table(path=str(table_of(place, rows, columns)), **settings)
+
+
 def rows_of(parts, *more):
     """Rows of eight images of four classes: label, path, part, and a cell of each further column."""
     return [",".join([f"{n // 2},photos/{n}.jpg", *cells]) for n, cells in enumerate(zip(parts, *more, strict=True))]
@@ -53,7 +57,7 @@ def test_a_table_has_parts_labels_and_boxes(tmp_path, separator):
 
 def test_a_table_may_have_queries_and_gallery(tmp_path):
     tested = [f"{label},photos/{n}.jpg,validation,{n == 3},{n != 3},,,," for n, label in ((3, 7), (4, 7), (5, 8))]
-    splits = table(path=str(table_of(tmp_path, TRAIN + tested)))
+    splits = read_table(tmp_path, TRAIN + tested)
     assert splits.test is None
     assert [path.name for path in splits.query.paths] == ["3.jpg"]
     assert [path.name for path in splits.gallery.paths] == ["4.jpg", "5.jpg"]
@@ -126,29 +130,25 @@ def test_a_table_may_have_queries_and_gallery(tmp_path):
 )
 def test_a_table_with_wrong_content_is_refused(tmp_path, rows, columns, message):
     with pytest.raises(DataError, match=message):
-        table(path=str(table_of(tmp_path, rows, columns)))
+        read_table(tmp_path, rows, columns)
 
 
 def test_columns_that_are_not_used_are_noted(tmp_path):
-    splits = table(path=str(table_of(tmp_path, rows_of(HALVES, "a" * 8, "1" * 8), "label,path,split,colour,x1")))
+    splits = read_table(tmp_path, rows_of(HALVES, "a" * 8, "1" * 8), "label,path,split,colour,x1")
     assert "mine.csv: not used: colour, x1; the columns used are label, path, split," in splits.note
     assert splits.note.endswith("sequence, camera")
-    plain = table(path=str(table_of(tmp_path, rows_of(HALVES), "label,path,split")))
+    plain = read_table(tmp_path, rows_of(HALVES), "label,path,split")
     assert (plain.note, plain.test.groups) == ("", None)
 
 
 def test_groups_come_from_sequences_or_cameras(tmp_path):
-    splits = table(
-        path=str(table_of(tmp_path, rows_of(HALVES, ["", "", "", "a", "a", "b", "", "b"]), "label,path,split,sequence"))
-    )
+    splits = read_table(tmp_path, rows_of(HALVES, ["", "", "", "a", "a", "b", "", "b"]), "label,path,split,sequence")
     assert splits.train.groups.tolist() == ["", "", "", "a"]
     assert splits.test.groups.tolist() == ["a", "b", "", "b"]
     assert splits.test.subset([3, 2]).groups.tolist() == ["b", ""]
     assert splits.note == ""
-    assert (
-        table(path=str(table_of(tmp_path, rows_of(HALVES, "11112222"), "label,path,split,camera"))).test.groups.tolist()
-        == ["2, camera 2"] * 2 + ["3, camera 2"] * 2
-    )
+    groups = read_table(tmp_path, rows_of(HALVES, "11112222"), "label,path,split,camera").test.groups
+    assert groups.tolist() == ["2, camera 2"] * 2 + ["3, camera 2"] * 2
 
 
 @pytest.mark.parametrize("name", [os.devnull, "", "pipe.csv"])
@@ -169,7 +169,7 @@ def test_classes_may_be_shared_between_parts(tmp_path):
 
 def test_tested_rows_leave_validation_to_choose_epochs(tmp_path):
     parts = ["train", "train", "validation", "validation", "test", "test", "test", "train"]
-    splits = table(path=str(table_of(tmp_path, rows_of(parts), "label,path,split")), split="image")
+    splits = read_table(tmp_path, rows_of(parts), "label,path,split", split="image")
     for part, numbers in ((splits.train, "017"), (splits.validation, "23"), (splits.test, "456")):
         assert [path.stem for path in part.paths] == [*numbers]
 
@@ -209,11 +209,11 @@ def test_columns_with_other_names_are_mapped(tmp_path, columns, text):
 def test_several_boxes_of_a_file_are_images(tmp_path):
     rows = [f"{number // 2},photos/{number // 4}.jpg,{number},0,{number + 4},9" for number in range(8)]
     columns = "label,path,x_1,y_1,x_2,y_2"
-    splits = table(path=str(table_of(tmp_path, rows, columns)), split="image")
+    splits = read_table(tmp_path, rows, columns, split="image")
     assert (len(splits.train) + len(splits.test), len({*splits.train.paths})) == (8, 2)
     assert tuple(splits.train[0][0].shape) == (3, 9, 4)
     with pytest.raises(DataError, match=r"photos/0.jpg is in train and in train; delete one of its lines"):
-        table(path=str(table_of(tmp_path, [*rows, rows[0]], columns)))
+        read_table(tmp_path, [*rows, rows[0]], columns)
 
 
 def test_a_data_frame_is_a_table(tmp_path):
@@ -235,6 +235,9 @@ def test_spellings_in_unicode_do_not_matter(tmp_path):
     splits = table(path=str(file))
     assert splits.train.labels.tolist() == [0, 0, 1, 1]
     assert all(path.is_file() for path in splits.train.paths)
+
+
+# Rows
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -276,17 +279,24 @@ def test_empty_rows_and_spaces_are_ignored(tmp_path, text, columns, rows):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        (b"path,class\ncaf\xe9.png,a\nb.png,caf\xe9\n", r"as a table \(bytes that are not UTF-8, line 3\); table:FILE"),
-        (b"a,b,a\n1,2,3\n", "mine.csv: 2 columns have the name a; rename or delete one"),
-        (b"a,b\n1,2\n1,x,y\n", "line 3: 'y' is beyond the 2 columns; put cells that contain ',' in quotes"),
+        (
+            "mine.csv",
+            b"path,class\ncaf\xe9.png,a\nb.png,caf\xe9\n",
+            r"as a table \(bytes that are not UTF-8, line 3\); table:FILE",
+        ),
+        ("mine.csv", b"a,b,a\n1,2,3\n", "mine.csv: 2 columns have the name a; rename or delete one"),
+        ("mine.csv", b"a,b\n1,2\n1,x,y\n", "line 3: 'y' is beyond the 2 columns; put cells that contain ',' in quotes"),
+        ("bad.parquet", b"no table", "bad.parquet: cannot be read as a .parquet file .* write it again"),
     ],
 )
-def test_files_with_wrong_content_are_refused(tmp_path, content, message):
-    (tmp_path / "mine.csv").write_bytes(content)
+def test_files_with_wrong_content_are_refused(tmp_path, name, content, message):
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        read_rows(tmp_path / "mine.csv", "table:FILE.csv")
+        read_rows(tmp_path / name, "table:FILE.csv")
 
 
 CELLS = {"label": [3.0, None], "path": ["a.jpg", "b.jpg"], "x_1": [1.5, None]}
@@ -310,11 +320,7 @@ def test_other_tables_have_cells_like_csv(tmp_path, read):
     assert (place, second["path"], is_empty(second["label"]), is_empty(second["x_1"])) == ("row 1", "b.jpg", True, True)
 
 
-def test_a_damaged_parquet_file_is_refused(tmp_path):
-    pytest.importorskip("pyarrow")
-    (tmp_path / "bad.parquet").write_bytes(b"no table")
-    with pytest.raises(DataError, match=r"bad.parquet: cannot be read as a .parquet file .* write it again"):
-        read_rows(tmp_path / "bad.parquet", "table:FILE.csv")
+# Pairs and triplets
 
 
 HEAD = "image1,image2,same,split"
@@ -459,8 +465,9 @@ def test_a_missing_or_twice_named_image_is_refused(images, monkeypatch, row, tex
 
 
 def test_unused_columns_and_doubtful_rows_are_noted(tmp_path):
-    rows = [f"{row},x" for row in PAIRS]
-    splits = of_vectors(tmp_path, rows, f"{HEAD},colour", split=np.array(["train", "test"] * 4))
+    splits = of_vectors(
+        tmp_path, [f"{row},x" for row in PAIRS], f"{HEAD},colour", split=np.array(["train", "test"] * 4)
+    )
     assert "mine.csv: not used: colour; the columns used are image1, image2, same, split" in splits.note
     assert "mine.npz: not used: split; " in splits.note
     splits = of_vectors(tmp_path, [*PAIRS, "a,e,0,test", "b,e,0,test"])

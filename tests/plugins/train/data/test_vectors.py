@@ -181,6 +181,9 @@ def test_an_array_with_a_false_size_is_refused(tmp_path):
         read_vectors(tmp_path / "mine.npz")
 
 
+# Splits
+
+
 def test_vectors_are_split_by_their_file(tmp_path):
     splits = vectors(tmp_path, path=str(npz(tmp_path, split=np.array([*PARTS[:3], "validation", *PARTS[4:]]))))
     ids = [part.ids.tolist() for part in (splits.train, splits.validation, splits.test)]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from unittest.mock import DEFAULT, Mock
+from unittest.mock import DEFAULT, Mock, patch
 
 import pytest
 
@@ -28,7 +28,6 @@ from pml_ext_train.files import (
     free_name,
     free_names,
     locked_folder,
-    moving,
     path_bytes,
     read_json,
     read_toml,
@@ -237,6 +236,9 @@ def test_a_file_has_the_usual_mode(tmp_path):
     assert (tmp_path / "private").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
+# Checksums
+
+
 def put(folder, name, text="old"):
     checksums.replace_file(folder, name, lambda path: path.write_text(text))
 
@@ -301,16 +303,13 @@ def test_checksums_are_computed_again_or_kept(tmp_path):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_kill_leaves_one_whole_file(tmp_path, monkeypatch, number):
+def test_a_kill_leaves_one_whole_file(tmp_path, number):
     """The kill precedes the checksums, or comes between them and the file."""
     (tmp_path / "below").mkdir()
     put(tmp_path, "below/one")
-    monkeypatch.setattr(
-        os, "replace", Mock(wraps=os.replace, side_effect=[*[DEFAULT] * (number - 1), KeyboardInterrupt])
-    )
-    with pytest.raises(KeyboardInterrupt):
+    killed = Mock(wraps=os.replace, side_effect=[*[DEFAULT] * (number - 1), KeyboardInterrupt])
+    with patch("os.replace", killed), pytest.raises(KeyboardInterrupt):
         put(tmp_path, "below/one", "new")
-    monkeypatch.undo()
     checksums.recover(tmp_path, ["below/*"])
     assert (tmp_path / "below" / "one").read_text() == ("new" if number == 2 else "old")
     assert changed_files(tmp_path) == []
@@ -328,13 +327,12 @@ def test_only_half_written_files_are_removed(tmp_path):
     assert [path.name for path in (tmp_path / "below").iterdir()] == [".one.txt.5.tmp"]
 
 
-def test_disk_errors_leave_the_old_file(tmp_path, monkeypatch):
+def test_disk_errors_leave_the_old_file(tmp_path):
     put(tmp_path, "one")
+    text = rf"^{tmp_path}/.*: cannot be written \(No space left on device\)"
     for function in ("os.fsync", "os.replace", "hashlib.file_digest"):
-        monkeypatch.setattr(f"pml_ext_train.files.checksums.{function}", full)
-        with pytest.raises(UnwritableError, match=rf"^{tmp_path}/.*: cannot be written \(No space left on device\)"):
+        with patch(f"pml_ext_train.files.checksums.{function}", full), pytest.raises(UnwritableError, match=text):
             put(tmp_path, "one", "new")
-        monkeypatch.undo()
         assert sorted(path.name for path in tmp_path.iterdir()) == [SUMS, "one"]
     assert (tmp_path / "one").read_text() == "old"
     assert changed_files(tmp_path) == []
@@ -350,6 +348,9 @@ def test_a_moved_file_survives_power_loss(tmp_path, monkeypatch):
     put(tmp_path, "one")
     assert flushed[-1] == str(tmp_path)
     assert any(".one." in path for path in flushed[:-1])
+
+
+# Free names
 
 
 def test_a_taken_name_gets_a_number(tmp_path):
@@ -370,13 +371,14 @@ def test_files_of_one_stem_share_a_number(tmp_path):
     ]
 
 
-def test_a_file_is_renamed_to_a_free_name(tmp_path, monkeypatch):
+def test_a_file_is_renamed_to_a_free_name(tmp_path):
     source, target = tmp_path / "one", tmp_path / "two"
     source.write_bytes(b"one")
-    with monkeypatch.context() as patch:
-        patch.setattr(moving.os, "replace", Mock(side_effect=OSError(5, "Input/output error")))
-        with pytest.raises(OSError, match="Input/output"):
-            rename_file(source, target)
+    with (
+        patch("os.replace", side_effect=OSError(5, "Input/output error")),
+        pytest.raises(OSError, match="Input/output"),
+    ):
+        rename_file(source, target)
     assert os.listdir(tmp_path) == ["one"]
     for taken in (lambda: target.write_bytes(b"two"), lambda: target.symlink_to("gone"), target.mkdir):
         taken()
@@ -386,6 +388,9 @@ def test_a_file_is_renamed_to_a_free_name(tmp_path, monkeypatch):
     target.touch()  # of a killed call
     assert rename_file(source, target)
     assert (os.listdir(tmp_path), target.read_bytes()) == (["two"], b"one")
+
+
+# Sizes, times and names
 
 
 def test_a_changed_file_has_another_stat(tmp_path):

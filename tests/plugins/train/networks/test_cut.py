@@ -156,6 +156,9 @@ def test_a_trunk_without_a_cut_is_refused(trunk, block, text):
         cut_before(trunk, block)
 
 
+# Last blocks
+
+
 @pytest.mark.parametrize(
     ("name", "size", "first"),
     [

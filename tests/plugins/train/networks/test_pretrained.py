@@ -205,6 +205,9 @@ def test_only_adapters_train_and_are_merged(tmp_path):
         add_lora(plain, 2, ["qkv"])
 
 
+# Pairs of encoders
+
+
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_projected_features_equal_those_of_pairs(tmp_path, kind):
     model = saved_pair(tmp_path / "a pair", kind)
@@ -219,11 +222,24 @@ def test_projected_features_equal_those_of_pairs(tmp_path, kind):
     assert image_size_of(str(tmp_path / "a pair")) == 32
 
 
-def test_only_pairs_have_projected_features(tmp_path, transformers):
-    transformers.Dinov2Model(transformers.Dinov2Config(**VISION)).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "settings", "pool", "text"),
+    [
+        ("Dinov2", VISION, PROJECTED, r"'projected' needs a pair of encoders .*, but hf/.* is Dinov2Model"),
+        (
+            "Bert",
+            {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9},
+            "auto",
+            "BertModel has no image encoder",
+        ),
+    ],
+)
+def test_models_without_what_is_needed_are_refused(tmp_path, transformers, kind, settings, pool, text):
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
     assert not is_pair(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"'projected' needs a pair of encoders .*, but hf/.* is Dinov2Model"):
-        hf_trunk(3, 32, str(tmp_path), "DEFAULT", PROJECTED)
+    with pytest.raises(ConfigError, match=text):
+        hf_trunk(3, 32, str(tmp_path), "DEFAULT", pool)
 
 
 @pytest.mark.parametrize("lost", ["vision_model.encoder.layers.1.mlp.fc1.weight", "visual_projection.weight"])
@@ -242,16 +258,8 @@ def test_weights_of_half_precision_become_float32(tmp_path):
     model = saved_pair(tmp_path)
     model.half().save_pretrained(tmp_path)
     images = torch.randn(2, 3, 32, 32)
-    found = hf_trunk(3, 32, str(tmp_path), "DEFAULT", PROJECTED).eval()(images)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, own_image_features(model.float(), images))
-
-
-def test_a_model_of_texts_is_refused(tmp_path, transformers):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=9)).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="BertModel has no image encoder"):
-        hf_trunk(3, 32, str(tmp_path), "DEFAULT")
+    trunk = hf_trunk(3, 32, str(tmp_path), "DEFAULT", PROJECTED).eval()
+    torch.testing.assert_close(trunk(images), own_image_features(model.float(), images))
 
 
 @pytest.mark.parametrize(
@@ -273,6 +281,9 @@ def test_preprocessing_follows_the_image_processor(tmp_path, about, wanted):
     assert pretrained_images(f"hf/{tmp_path}", {"weights": "DEFAULT"}) == PretrainedImages(
         tuple(MEAN), tuple(STD), size, "bilinear", resize=resize, squash=squash
     )
+
+
+# Texts
 
 
 CPU = torch.device("cpu")
@@ -337,6 +348,9 @@ def test_a_wrong_tokenizer_is_refused(trunk, tmp_path):
         file.unlink()
     with pytest.raises(ConfigError, match="tokenizer (knows no words|cannot be loaded)"):
         text_encoder(table_of(tmp_path), trunk, CPU)
+
+
+# Names
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,9 @@ def test_an_unfit_transform_is_named_by_place():
         augmentation_of(recipe.data, preprocessing)
 
 
+# Losses
+
+
 EMBEDDINGS = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([1, 4, 9, 9, 4, 1])
 
@@ -148,6 +151,9 @@ def test_class_weights_follow_renumbered_labels():
         build_loss(by_label.loss, loss_context(recipe, [1, 4, 8, 9]))
 
 
+# Plugins
+
+
 @pytest.mark.usefixtures("isolated_registry")
 def test_names_in_a_recipe_are_found():
     assert {("loss", "cbml"), ("data set", "digits"), ("trunk", "convnet")} <= names_in("cbml/digits")
@@ -177,6 +183,9 @@ def test_a_missing_plugin_comes_with_its_command(tmp_path, monkeypatch, install_
     monkeypatch.setenv("PML_EXT_BLOCK", "gone")
     with registry.isolated(), pytest.raises(PluginError, match="the plugin 'gone' is blocked, by PML_EXT_BLOCK"):
         load_run(folder)
+
+
+# Images
 
 
 RECIPE = """
@@ -222,21 +231,14 @@ def recipe_file(place, photos, text=RECIPE):
     return str(place / "mine.toml")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, photos):
-    place = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
-        train(recipe_file(place, photos), out=place / "run", device="cpu")
-    return place / "run"
-
-
-def test_retrieval_does_to_images_what_the_run_did(trained, photos, tmp_path):
-    facts = json.loads((trained / "network.json").read_text())
+@pytest.mark.usefixtures("without_report")
+def test_retrieval_does_to_images_what_the_run_did(photos, tmp_path):
+    train(recipe_file(tmp_path, photos), out=tmp_path / "run", device="cpu")
+    facts = json.loads((tmp_path / "run" / "network.json").read_text())
     keys = ("image_size", "resize", "squash", "bgr", "value_range")
     assert [facts[key] for key in keys] == [18, 24, True, True, 255]
     assert facts["normalize"] == {"mean": [104, 117, 128], "std": [1, 1, 1]}
-    run = load_run(trained, device="cpu")
+    run = load_run(tmp_path / "run", device="cpu")
     view = View(run.recipe, tmp_path / "view")
     view.network.load_state_dict(run.network.state_dict())
     torch.testing.assert_close(

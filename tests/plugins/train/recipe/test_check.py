@@ -221,6 +221,9 @@ def test_transforms_are_a_list_of_tables():
     assert "transforms" not in one("cbml/digits").data.augment
 
 
+# Lists of pairs and triplets
+
+
 RECIPE = """
 [data]
 name = "pairs:mine.csv"
@@ -320,6 +323,9 @@ def test_listed_images_have_no_views(tmp_path):
         load_recipe(str(file), typed(["data.views=2"]))
 
 
+# Vectors
+
+
 @pytest.mark.parametrize("recipe", ["fit/vectors", "cbml/digits", "density/digits", "cbml/frozen", "triplets/digits"])
 def test_recipes_of_images_train_heads_on_vectors(tmp_path, recipe):
     (built,) = load_recipes(
@@ -369,6 +375,9 @@ def test_a_path_alone_is_answered_with_the_name(tmp_path):
     file = file_of(tmp_path)
     with pytest.raises(ConfigError, match=f"for your own data type --set data.name=vectors:{file}"):
         load_recipe("fit/vectors", typed([f"data.name={file}"]))
+
+
+# Options of data sets
 
 
 class Mode(StrEnum):
@@ -458,6 +467,9 @@ def test_failing_factories_are_named_with_their_plugin(install_plugin, data, tex
         ConfigError, match="model.trunk: nothing of the plugin 'careless' gives NoneType; wanted a torch.nn.Module"
     ):
         build_trunk(recipe.model.trunk, 1, 8)
+
+
+# Phases
 
 
 LOSS = 'loss={name="cbml"}'

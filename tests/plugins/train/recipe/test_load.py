@@ -80,6 +80,9 @@ def test_what_another_name_leaves_out_is_said():
         one("cbml/digits", "loss.mvc_weight=0.3", "data.workers=2")
 
 
+# Files
+
+
 def test_another_data_set_keeps_how_images_are_read(tmp_path):
     data = 'data = { workers = 2, unreadable = "skip", labels = "clusters", pseudo = { clusters = 7 } }'
     parent = write(tmp_path, f'extends = "cbml/digits"\n{data}\n', "parent.toml")
@@ -96,8 +99,11 @@ def test_extended_choices_keep_the_recipes_origins(tmp_path):
     origin = '[origin]\n"loss.epsilon" = "paper, Table 1"\noptimizer = "ours"\n'
     file = write(tmp_path, f'extends = "cbml/digits"\n{sweep}{origin}', "swept.toml")
     of = variant_tables(file)[f"{file}@other,a"]["origin"]
-    keys = ("loss.epsilon", "loss.beta_pos", "optimizer.lr")
-    assert [origin_of(key, of) for key in keys] == ["paper, Table 1", "paper", "ours"]
+    assert [origin_of(key, of) for key in ("loss.epsilon", "loss.beta_pos", "optimizer.lr")] == [
+        "paper, Table 1",
+        "paper",
+        "ours",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -148,6 +154,9 @@ def test_files_that_are_no_recipes_are_no_pipelines(tmp_path, monkeypatch):
     assert list(pipelines()) == ["pipelines/mine"]
 
 
+# Overrides
+
+
 @pytest.mark.parametrize(
     ("text", "key", "value"),
     [
@@ -188,6 +197,16 @@ def test_python_gives_a_mapping_of_overrides():
         ("schedule.epochs=16", r"^overrides: found 'schedule.epochs=16'; wanted values by key"),
         (["schedule.epochs=16"], r"^overrides: found 'schedule.epochs=16'; wanted values by key"),
         ({3: "a"}, "^overrides: found the key 3; wanted"),
+        (typed(["engine.compile=false", "trainer.epochs=1"]), r"^--set trainer\.epochs=1: no key 'trainer'; nearest: "),
+        (typed(["loss.alpha_pos=0.3", "loss.beta_pos=-1"]), r"^--set loss\.beta_pos=-1: loss: cbml refuses "),
+        (
+            typed(["loss.margin=1", "loss.name=pml/contrastive"]),
+            r"^--set loss\.margin=1: loss\.margin: no setting of pml/contras",
+        ),
+        (
+            typed(["loss.name=pml/contrastive", "loss.pos_margin=x"]),
+            r"^--set loss\.pos_margin=x: loss\.pos_margin: found 'x'",
+        ),
     ],
 )
 def test_errors_quote_what_was_typed(overrides, text):
@@ -195,29 +214,13 @@ def test_errors_quote_what_was_typed(overrides, text):
         load_recipe("cbml/digits", overrides)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["engine.compile=false", "trainer.epochs=1"], "--set trainer.epochs=1: no key 'trainer'; nearest: "),
-        (["loss.alpha_pos=0.3", "loss.beta_pos=-1"], "--set loss.beta_pos=-1: loss: cbml refuses "),
-        (["loss.margin=1", "loss.name=pml/contrastive"], "--set loss.margin=1: loss.margin: no setting of pml/contras"),
-        (["loss.name=pml/contrastive", "loss.pos_margin=x"], "--set loss.pos_margin=x: loss.pos_margin: found 'x'"),
-        (["engine.compile=false"], "{file}: loss: cbml refuses "),
-    ],
-)
-def test_an_error_names_its_override_or_the_file(tmp_path, settings, message):
-    recipe = "cbml/digits"
-    if "{file}" in message:
-        recipe = write(tmp_path, 'extends = "cbml/digits"\nloss.beta_pos = -1\n')
-    with pytest.raises(ConfigError) as error:
-        load_recipe(recipe, [parse_override(text) for text in settings])
-    assert str(error.value).startswith(message.format(file=recipe))
-
-
 def test_overrides_are_turned_into_tables():
     assert tables_of({"data.relation": "near", "data.relation.within": 2}) == {
         "data": {"relation": {"name": "near", "within": 2}}
     }
+
+
+# Merged tables
 
 
 @pytest.mark.parametrize(
@@ -326,6 +329,9 @@ def test_names_of_parts_hold_whatever_the_order(overrides, wanted):
     settings = [(override.key, override.value) for override in typed(overrides)]
     for given in (settings, settings[::-1]):
         assert overridden({"loss": {"name": "a", "margin": 0.1}}, given) == {"loss": wanted}
+
+
+# Sweeps
 
 
 def test_a_sweep_gives_one_recipe_per_value():

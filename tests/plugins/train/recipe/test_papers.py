@@ -244,6 +244,9 @@ def test_a_table_is_shown_as_printed(mine):
         assert describe("cbml/7", each["kind"]) == [each]
 
 
+# Listings
+
+
 def test_tables_are_listed_with_recipes_and_reasons(mine):
     mine('table = "mine/2"\nrow = "Small, Mine"', name="full")
     mine('table = "mine/2"\nrow = "Large, Mine"\ncolumn = "Birds"', '[data]\nname = "digits-unseen"', name="small")

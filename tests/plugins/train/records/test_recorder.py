@@ -100,6 +100,9 @@ def test_records_are_never_in_the_way(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+# The database
+
+
 @pytest.mark.usefixtures("numbers_of_equal_width")
 @pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(5000)])
 def test_a_damaged_database_is_put_aside(tmp_path, content):
@@ -138,6 +141,9 @@ def test_a_database_that_is_read_is_not_damaged(tmp_path, monkeypatch):
     assert tables(tmp_path / "my run") == before
 
 
+# Records that are read back
+
+
 def test_stages_share_a_curve_and_parts_do_not(tmp_path):
     records = Records(tmp_path, 0, 0)
     for iteration in (1, 2):
@@ -164,9 +170,8 @@ def test_a_metric_by_epoch_of_validation_and_test(tmp_path):
 
 
 def test_the_summary_of_one_run_has_no_spread():
-    assert summarize([{"recipe": name, "after": {"recall_at_1": 0.5}} for name in ("a@1", "a@2")])["a@1"]["after"][
-        "recall_at_1"
-    ] == {"mean": 0.5, "std": None}
+    results = [{"recipe": name, "after": {"recall_at_1": 0.5}} for name in ("a@1", "a@2")]
+    assert summarize(results)["a@1"]["after"]["recall_at_1"] == {"mean": 0.5, "std": None}
 
 
 def test_a_failed_metric_is_not_summarized():
@@ -177,13 +182,11 @@ def test_a_failed_metric_is_not_summarized():
     assert summarize(results)["a"]["after"].keys() == {"recall_at_1"}
 
 
+# Recorded values
+
+
 EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
 LABELS = torch.arange(12) // 3
-
-
-@pytest.fixture
-def collecting(monkeypatch):
-    monkeypatch.setattr("pytorch_metric_learning.utils.common_functions.COLLECT_STATS", True)
 
 
 def rows_of(held):
@@ -193,7 +196,6 @@ def rows_of(held):
     return rows
 
 
-@pytest.mark.usefixtures("collecting")
 @pytest.mark.parametrize(
     "make",
     [
@@ -202,9 +204,10 @@ def rows_of(held):
         lambda: losses.MultiSimilarityLoss(),
     ],
 )
-def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
+def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path, monkeypatch):
     """The names of tables and columns, and the values."""
     record_keeper = pytest.importorskip("record_keeper")
+    monkeypatch.setattr("pytorch_metric_learning.utils.common_functions.COLLECT_STATS", True)
     loss = make()
     miner = miners.MultiSimilarityMiner()
     optimizers = {"trunk_optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.25)}
@@ -258,6 +261,9 @@ def test_what_is_no_number_is_not_recorded(tmp_path):
     records.add(1, {"with a-strange.name": {"nan": float("nan"), "flag": True}})
     records.close()
     assert tables(tmp_path)["with_a_strange_name"] == [{"~iteration~": 1, "nan": None, "flag": 1}]
+
+
+# The files of a run
 
 
 def test_a_run_is_finished_with_its_report(finished, tmp_path):

@@ -213,8 +213,7 @@ def test_mlflow_has_resumed_values_only_once(tmp_path, monkeypatch):
         assert len(found[name]) == len(history)
     assert found["after/map_at_r"] == {0: result["after"]["map_at_r"]}
     assert in_training(found) == in_training(of_tensorboard(tmp_path / "run"))
-    assert run.info.status == "FINISHED"
-    assert run.data.params["loss.name"] == "cbml"
+    assert (run.info.status, run.data.params["loss.name"]) == ("FINISHED", "cbml")
 
 
 def test_trackio_has_the_same_values(tmp_path, monkeypatch):

@@ -156,6 +156,9 @@ def test_names_from_data_are_shown_as_they_are():
     assert legend == [*NAMES[:3], "two��", "�.png", *NAMES[5:]]
 
 
+# Fonts
+
+
 def test_letters_are_drawn_by_a_fitting_font(monkeypatch):
     """STIX comes with matplotlib and has the letter; DejaVu Sans lacks it."""
     monkeypatch.setattr(figures, "font_families", lambda: ["DejaVu Sans", "STIXGeneral"])
@@ -172,6 +175,9 @@ def test_names_are_shortened_to_their_width():
     assert fonts.short_name("a" * 30, 10) == "…" + "a" * 9
     assert fonts.short_name("\u4e2d" * 9, 10) == "…" + "\u4e2d" * 4  # wide letters take two columns
     assert fonts.drawable("a\x07\u202eb\n") == "a\ufffd\ufffdb\n"
+
+
+# Contact sheets
 
 
 def test_sheets_draw_letters_by_a_fitting_font(monkeypatch):
@@ -203,6 +209,9 @@ def test_only_framed_images_have_a_frame():
 def test_any_name_of_a_file_is_drawn(name):
     plain, named = (np.asarray(contact_sheet(text, [Image.new("L", (1, 900))], [text])) for text in ("", name))
     assert (plain != named).any() == bool(name)
+
+
+# Pages
 
 
 ROWS = [["raw & <b>", "1.0"], ["after", Markup("<b>2.0</b>")]]
@@ -254,6 +263,9 @@ def test_shares_are_formatted_in_percent():
     assert [percent(value, "+") for value in (0.0126, -0.5)] == ["+1.3", "-50.0"]
     bold = percent(0.5, bold=True)
     assert (bold, type(bold)) == ("<b>50.0</b>", Markup)
+
+
+# Projections
 
 
 def test_projections_are_seeded_and_few_points_use_pca():

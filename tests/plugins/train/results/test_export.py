@@ -293,6 +293,9 @@ def test_code_in_a_card_reads_all_images(exported, run, tmp_path, draw):
     assert draw is not _turned or not torch.equal(names["images"][0], transform(upright))
 
 
+# The command
+
+
 @pytest.mark.slow
 def test_export_prints_the_graphs_largest_difference(pml_ext_command, runs, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
@@ -329,6 +332,9 @@ def test_an_export_names_its_files_and_folder(pml_ext_command, runs, tmp_path):
     done = pml_ext_command("export", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 2
     assert f"{tmp_path}: no finished run (no recipe.toml in it); type: pml-ext train" in done.stderr
+
+
+# Runs that are loaded
 
 
 @pytest.fixture
@@ -404,6 +410,9 @@ def test_a_learned_metric_has_the_losss_weights(runs, tmp_path):
     state = torch.load(tmp_path / "pddm" / "checkpoints" / "model.pt", weights_only=True)["loss"]
     for name, value in metric.state_dict().items():
         assert torch.equal(value, next(state[key] for key in state if key.endswith(f"distance.{name}")))
+
+
+# Measurements
 
 
 BETWEEN = ("<!-- measured -->", "<!-- end of measured -->")

@@ -37,19 +37,6 @@ document.title = [...frame.contentDocument.querySelectorAll(".scroll")].map(e =>
 }</script>"""
 
 
-def page(phases):
-    recipe = SimpleNamespace(evaluation=EvaluationTable(recall_at=[1, 10, 100]))
-    view = SimpleNamespace(
-        queries="test",
-        data=SimpleNamespace(noun="images", has_vectors=False, listed=None, tested_training="train"),
-        recipe=recipe,
-        frozen=False,
-        relation=None,
-    )
-    metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
-    return render("report", title="a", tables=[metrics_table(view, metrics)], phases={"train": 1.0})
-
-
 def test_the_smallest_error_rate_is_the_best_value():
     metrics = {
         "before": {"verification_eer": 0.3, "verification_roc_auc": 0.6},
@@ -66,8 +53,16 @@ def test_no_number_in_a_table_is_cut(tmp_path, width, phases):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no browser")
-    text = f'<iframe width="{width}" height="900" srcdoc="{html.escape(page(phases))}"></iframe>{MEASURE}'
-    (tmp_path / "page.html").write_text(text)
+    view = SimpleNamespace(
+        queries="test",
+        data=SimpleNamespace(noun="images", has_vectors=False, listed=None, tested_training="train"),
+        recipe=SimpleNamespace(evaluation=EvaluationTable(recall_at=[1, 10, 100])),
+        frozen=False,
+        relation=None,
+    )
+    metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
+    page = html.escape(render("report", title="a", tables=[metrics_table(view, metrics)], phases={"train": 1.0}))
+    (tmp_path / "page.html").write_text(f'<iframe width="{width}" height="900" srcdoc="{page}"></iframe>{MEASURE}')
     call = [
         browser,
         "--headless",
@@ -79,6 +74,9 @@ def test_no_number_in_a_table_is_cut(tmp_path, width, phases):
         f"file://{tmp_path}/page.html",
     ]
     assert "<title>0</title>" in subprocess.run(call, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+# What is written, and when
 
 
 @pytest.mark.slow
@@ -150,7 +148,7 @@ def test_lost_files_are_written_without_failing_figures(finished, tmp_path, monk
         draw_report(tmp_path)
 
 
-SETTINGS = ["schedule.epochs=1", "sampler.batch_size=32", "sampler.iterations=2", "data.image_size=8"]
+# Queries without an answer
 
 
 def run_on(folder, tested):
@@ -165,7 +163,8 @@ def run_on(folder, tested):
                 Image.fromarray((center + generator.uniform(0, 100, size=(8, 8))).astype(np.uint8)).save(
                     place / f"{image}.png"
                 )
-    train("cbml/digits", folder / "run", overrides=typed([f"data.name=folder:{folder / 'images'}", *SETTINGS]))
+    quick = ["schedule.epochs=1", "sampler.batch_size=32", "sampler.iterations=2", "data.image_size=8"]
+    train("cbml/digits", folder / "run", overrides=typed([f"data.name=folder:{folder / 'images'}", *quick]))
     return json.loads((folder / "run" / "metrics.json").read_text()), (folder / "run" / "report.html").read_text()
 
 
@@ -211,6 +210,9 @@ def test_tests_that_measure_nothing_are_blank(tmp_path, tested, reason, of_clust
     assert "<td>nan" not in report
 
 
+# Figures
+
+
 TITLES = [
     "Recall@K before and after training",
     "Similarities of positive and negative pairs",
@@ -236,6 +238,9 @@ def test_few_figures_are_drawn_on_request(finished):
 def test_inputs_are_shown_from_black_to_white():
     assert _as_bytes(torch.tensor([[-2.0, 0.0, 2.0]])).tolist() == [[0, 127, 255]]
     assert _as_bytes(torch.full((1, 2), 7.0)).tolist() == [[0, 0]]  # of one value
+
+
+# In words
 
 
 FROZEN = ("model.freeze=trunk", "model.trunk.weights=random")

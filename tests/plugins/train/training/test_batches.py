@@ -53,8 +53,9 @@ def test_batches_of_listed_pairs_have_their_indices():
 
 def test_a_batch_has_an_image_for_each_process(monkeypatch):
     monkeypatch.setattr("pml_ext_train.training.batches.num_processes", lambda: 3)
-    text = r"a batch of 2 images is too small for 3 processes; set sampler.batch_size to 3 or more"
-    with pytest.raises(TrainingError, match=text):
+    with pytest.raises(
+        TrainingError, match=r"a batch of 2 images is too small for 3 processes; set sampler.batch_size to 3 or more"
+    ):
         draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1)
     batches, _ = draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1, views=2)
     assert [len(batch) for batch in batches] == [1, 1]
@@ -148,6 +149,9 @@ def test_unexpected_batches_of_samplers_are_refused(indices, text):
         draw([*indices], 4, 3)
 
 
+# Errors that name an image
+
+
 def test_a_dead_worker_names_its_image():
     wanted = r"worker died while it read photographs/13.jpg \((DataLoader worker .*|EOFError|.*[Cc]onnection.*)\)\. If"
     reader = BatchReader(Deadly(), 2, CPU)
@@ -197,6 +201,9 @@ def test_images_beyond_shared_memory_are_refused(monkeypatch):
     monkeypatch.setattr(DataLoader, "__iter__", Mock(side_effect=error))
     with pytest.raises(DataError, match="images in memory do not fit into /dev/shm .*docker run --shm-size"):
         next(reader.read(epoch_batches([[1, 2]], 0, 1)))
+
+
+# Workers
 
 
 @pytest.mark.slow

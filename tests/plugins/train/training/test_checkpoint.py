@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -139,7 +140,7 @@ def test_an_unsaveable_attribute_is_named_once(folder, recwarn):
 
 
 @pytest.mark.parametrize("size", [3, 300_000])  # torch hides the error of the system where it writes in several parts
-def test_a_full_disk_has_the_systems_message(folder, monkeypatch, size):
+def test_a_full_disk_has_the_systems_message(folder, size):
     checkpoint.save(folder / "last.pt", a_state("last"))
     open_file = Path.open
 
@@ -148,12 +149,14 @@ def test_a_full_disk_has_the_systems_message(folder, monkeypatch, size):
             return open_file(Path("/dev/full"), mode, *arguments, **options)
         return open_file(path, mode, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", opened)
-    with pytest.raises(UnwritableError, match=r"last.pt: cannot be written \(No space left on device\)"):
+    text = r"last.pt: cannot be written \(No space left on device\)"
+    with patch.object(Path, "open", opened), pytest.raises(UnwritableError, match=text):
         checkpoint.save(folder / "last.pt", a_state("other") | {"network": torch.zeros(size)})
-    monkeypatch.undo()
     assert "weights of last" in checkpoint.load(folder / "last.pt")
     assert [path.name for path in folder.iterdir()] == ["last.pt"]
+
+
+# Where runs go on
 
 
 @pytest.mark.slow
@@ -186,6 +189,9 @@ def test_only_intact_checkpoints_become_the_previous_one(tmp_path, damage, has_s
     assert checkpoint.load(last.with_name("previous.pt"))["epoch"] == kept
     checkpoint.save_last(last, {"epoch": 4})
     assert checkpoint.load(last.with_name("previous.pt"))["epoch"] == 3
+
+
+# Weights of other runs
 
 
 def test_a_state_of_other_processes_is_refused(tmp_path):

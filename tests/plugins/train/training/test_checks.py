@@ -18,8 +18,6 @@ from pml_ext_train.training.listener import forward_notes, forward_warnings
 
 from .whole_runs import Ear, built, quick
 
-STAGE = 'stages=[{epochs=2, loss={name="cbml"}, freeze="trunk"}]'
-
 
 @pytest.mark.parametrize(
     ("settings", "images"),
@@ -34,7 +32,7 @@ STAGE = 'stages=[{epochs=2, loss={name="cbml"}, freeze="trunk"}]'
         (['model.freeze=["0"]'], 40),
         (['model.freeze={until="4"}'], 40),
         (['model.freeze={until="6"}'], None),  # after the last batch norm
-        ([STAGE], 40),  # the stage after it trains all
+        (['stages=[{epochs=2, loss={name="cbml"}, freeze="trunk"}]'], 40),  # the stage after it trains all
         (["model.trunk.weights=random"], None),
         (['paper={table="a paper, Table 1"}'], None),
     ],
@@ -55,6 +53,9 @@ def test_small_batches_of_pretrained_norms_are_told(tmp_path, settings, images):
     for text in found:
         assert f"see {images} images at once" in text
         assert text.endswith("--set model.freeze_batch_norm=true")
+
+
+# Collapse
 
 
 @pytest.mark.slow
@@ -115,6 +116,9 @@ def test_indistinguishable_listed_tuples_are_a_collapse():
     assert collapse(ordered, ListedTuples(pairs.rows, ~pairs.same)) > 0.99
     assert collapse(torch.ones(4, 2), pairs.some([0])) == pytest.approx(1)  # no order of one kind
     assert collapse(torch.ones(1, 2), triplets.some([])) is None
+
+
+# A loss of 0
 
 
 @pytest.mark.slow
@@ -198,6 +202,9 @@ class Vanishing(losses.ContrastiveLoss):
     def forward(self, *arguments):
         self.calls = getattr(self, "calls", 0) + 1
         return super().forward(*arguments) * int(self.calls < 5)
+
+
+# Listeners
 
 
 def test_warnings_of_training_are_passed_on_each_time():

@@ -117,6 +117,9 @@ def test_a_useless_head_is_reported_with_its_remedy(tmp_path, monkeypatch):
     assert report.index("--by features") < report.index("<table")
 
 
+# Runs that train nothing
+
+
 SETTINGS = [
     "model.freeze=trunk",
     "model.trunk.weights=random",

@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -266,11 +266,9 @@ def test_replaced_files_are_never_stale(tmp_path, monkeypatch):
 
     shutil.copytree(tmp_path / "photos", tmp_path / "before")
     read = reading.read_image
-    monkeypatch.setattr(folder_pass, "list_folder", overtaken)
-    monkeypatch.setattr(reading, "read_image", old_pixels)  # read before the replacement, kept after it
-    load_run(tmp_path / "run", store=tmp_path / "one", workers=0).index(tmp_path / "photos")
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
+    run = load_run(tmp_path / "run", store=tmp_path / "one", workers=0)
+    with patch.object(folder_pass, "list_folder", overtaken), patch.object(reading, "read_image", old_pixels):
+        run.index(tmp_path / "photos")  # the pixels were read before the replacement, and are kept after it
     again = load_run(tmp_path / "run", store=tmp_path / "one").index(tmp_path / "photos").embedded
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third cache"))
     scratch = load_run(tmp_path / "run", store=tmp_path / "two").index(tmp_path / "photos").embedded
@@ -326,6 +324,9 @@ def test_of_kept_views_a_batch_has_different_ones(kept):
     assert set(rows.flatten().tolist()) == set(range(kept))
 
 
+# Activations before the last blocks
+
+
 BLOCK = "4"  # of the convnet, the first layer of its second block
 PLAIN = "data.augment.shift=0"
 
@@ -335,7 +336,6 @@ def cut(precision="float32", **more):
     return "model.freeze={" + ", ".join(f"{key}={value!r}" for key, value in settings.items()) + "}"
 
 
-HEAD = ["model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"]
 LIVE = 'model.freeze=["0", "1", "2", "3"]'
 
 
@@ -343,7 +343,12 @@ LIVE = 'model.freeze=["0", "1", "2", "3"]'
 @pytest.mark.parametrize(
     ("settings", "live", "cached"),
     [
-        pytest.param(HEAD, 'model.freeze=["*"]', "model.freeze=trunk", id="trunk"),
+        pytest.param(
+            ["model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"],
+            'model.freeze=["*"]',
+            "model.freeze=trunk",
+            id="trunk",
+        ),
         pytest.param(["model.freeze_batch_norm=true"], LIVE, cut(), marks=pytest.mark.slow, id="cut, frozen norms"),
         pytest.param(["model.freeze_batch_norm=false"], LIVE, cut(), marks=pytest.mark.slow, id="cut"),
     ],
@@ -474,6 +479,9 @@ def test_images_pass_through_the_stem_once(tmp_path, monkeypatch):
         assert evaluate_split(view, split)["map_at_r"] == pytest.approx(metrics[phase]["map_at_r"], abs=close)
 
 
+# The store
+
+
 SIZE = 5
 
 
@@ -516,12 +524,11 @@ def test_what_a_killed_process_left_is_overwritten(store):
     assert np.array_equal(store.vectors(), rows(0, 3))
 
 
-def test_failed_writes_leave_no_key(store, monkeypatch):
+def test_failed_writes_leave_no_key(store):
     store.append(keys(0, 1), stats(1), rows(0, 1))
-    monkeypatch.setattr("pml_ext_train.training.feature_store.os.fsync", full)
-    with pytest.raises(OSError, match=r"vectors.f32: cannot be written \(No space left on device\)"):
+    text = r"vectors.f32: cannot be written \(No space left on device\)"
+    with patch("pml_ext_train.training.feature_store.os.fsync", full), pytest.raises(OSError, match=text):
         store.append(keys(1, 1), stats(1), rows(1, 1))
-    monkeypatch.undo()
     assert store.find({b"1.png": stats(1)[0]}) == ({}, 0)
     assert store.append(keys(1, 1), stats(1), rows(1, 1)) == {b"1.png": 1}
 

@@ -11,13 +11,15 @@ from pytorch_metric_learning.losses import ContrastiveLoss, NTXentLoss
 import pml_ext
 from pml_ext import CBMLLoss, ConfigError, DataError, Hierarchy, SharedLabel, WithRelation, registry, train
 from pml_ext.evaluation import kmeans
+from pml_ext.relations import RELATIONS
 from pml_ext_train.data import LabeledImages, build_transforms, folder, prepare, table
-from pml_ext_train.recipe import build_loss, load_recipe, loss_context
+from pml_ext_train.recipe import build_loss, loss_context, schema
 from pml_ext_train.training.batches import BatchReader, epoch_batches
 from pml_ext_train.training.checks import _normalized_together
 from pml_ext_train.training.samplers import build_sampler
 
 from ....overrides import typed
+from ..recipe.recipes import one
 from .made_up_photos import write_photos
 from .whole_runs import assert_close_networks, assert_the_same_when_resumed, built, finished, garbled_labels
 
@@ -155,6 +157,9 @@ def test_two_views_have_the_self_supervised_loss(tmp_path):
     assert step.loss == pytest.approx(float(wanted), rel=1e-5)
 
 
+# Clusters
+
+
 CLUSTERED = (
     "data.labels=clusters",
     "data.pseudo={clusters=20, batch_size=[30, 60]}",
@@ -239,7 +244,9 @@ def test_clusters_without_a_batch_are_told_before_training(tmp_path, override, t
         train("cbml/digits", out=tmp_path / "out", overrides=typed((*CLUSTERED, override)), device="cpu")
 
 
-SETS = ("cat|dog", "dog", "dog|cat|owl", "owl", "cat")
+# Relations
+
+
 QUICK = (
     "schedule.epochs=1",
     "sampler.iterations=2",
@@ -258,15 +265,6 @@ def write_images(place, names):
 
 
 @pytest.fixture
-def listed(tmp_path):
-    """A table of label sets, 12 images of each."""
-    rows = [f"{SETS[k % 5]},{k}.png,{'train' if k < 40 else 'validation'}" for k in range(60)]
-    write_images(tmp_path, [f"{k}.png" for k in range(60)])
-    (tmp_path / "mine.csv").write_text("\n".join(["label,path,split", *rows]))
-    return tmp_path / "mine.csv"
-
-
-@pytest.fixture
 def tree(tmp_path):
     """A folder of classes in folders, two levels deep, and one that goes deeper."""
     names = [f"{above}/{below}/{k}.png" for above in ("bird", "fish", "tree") for below in ("x", "y") for k in range(6)]
@@ -275,7 +273,13 @@ def tree(tmp_path):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_run_on_a_table_of_label_sets(listed, tmp_path):
+def test_a_run_on_a_table_of_label_sets(tmp_path):
+    """With 12 images of each set."""
+    sets = ["cat|dog", "dog", "dog|cat|owl", "owl", "cat"] * 12
+    rows = [f"{each},{k}.png,{'train' if k < 40 else 'validation'}" for k, each in enumerate(sets)]
+    write_images(tmp_path, [f"{k}.png" for k in range(60)])
+    listed = tmp_path / "mine.csv"
+    listed.write_text("\n".join(["label,path,split", *rows]))
     settings = [
         f"data.name=table:{listed}",
         "data.relation={name='shared-label', graded=false}",
@@ -314,13 +318,9 @@ def test_a_run_on_a_folder_as_a_tree(tree, tmp_path):
         folder(path=str(tree), levels=0)
 
 
-def recipe_of(*settings):
-    return load_recipe("cbml/digits", typed(settings))
-
-
 def test_losses_and_miners_get_the_relation():
     def loss_of(names, *settings):
-        recipe = recipe_of(*settings)
+        recipe = one("cbml/digits", *settings)
         return build_loss(recipe.loss, loss_context(recipe, [*range(len(names))], names))
 
     tree = "data.relation={name='hierarchy', level=1}"
@@ -342,8 +342,12 @@ def test_losses_and_miners_get_the_relation():
     assert loss_of(["a/x", "b"], "data.relation=hierarchy", "loss.relation=none")[0].relation is None
 
 
+def test_recipes_know_the_layers_relations():
+    assert set(schema.RELATIONS) == set(RELATIONS)
+
+
 def test_unknown_classes_are_found_by_name():
-    recipe = recipe_of("data.relation={name='negatives-only', unknown='other'}")
+    recipe = one("cbml/digits", "data.relation={name='negatives-only', unknown='other'}")
     assert loss_context(recipe, [0, 1], ["cat", "other"])["relation"].unknown == 1
     with pytest.raises(ConfigError, match="no class is called 'other'; classes: cat, dog"):
         loss_context(recipe, [0, 1], ["cat", "dog"])
@@ -353,12 +357,12 @@ def test_a_sampler_gets_the_relation():
     names = ["a|b", "b", "c"]
     labels = np.arange(60) % 3
     some = LabeledImages(torch.zeros(60, 1, 4, 4, dtype=torch.uint8), labels, names)
-    recipe = recipe_of("data.relation=shared-label", "sampler={name='m-per-label', m=2, batch_size=6}")
+    recipe = one("cbml/digits", "data.relation=shared-label", "sampler={name='m-per-label', m=2, batch_size=6}")
     sampler, _ = build_sampler(recipe.sampler, some, 0, SharedLabel.of_classes(names))
     assert (labels[list(sampler)[:6]] != 2).sum() >= 3
-    recipe = recipe_of("data.relation=hierarchy", "sampler={name='tree', batch_size=8, m=4}")
+    recipe = one("cbml/digits", "data.relation=hierarchy", "sampler={name='tree', batch_size=8, m=4}")
     with pytest.raises(ConfigError, match="tree"):
         build_sampler(recipe.sampler, some, 0, Hierarchy(names))
-    of_pml = recipe_of("sampler={name='pml/hierarchical', samples_per_class=2, batch_size=8}")
+    of_pml = one("cbml/digits", "sampler={name='pml/hierarchical', samples_per_class=2, batch_size=8}")
     with pytest.raises(ConfigError, match="labels of two levels.* --set sampler.name=tree"):
         build_sampler(of_pml.sampler, some, 0, Hierarchy(names))

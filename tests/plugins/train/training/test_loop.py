@@ -166,6 +166,9 @@ def test_each_image_is_embedded_once_for_each_network(tmp_path, monkeypatch):
     assert read.call_count == passed["training"] + passed["testing"] + 24
 
 
+# Values that are not finite
+
+
 class Exploding(losses.ContrastiveLoss):
     """Becomes NaN in its sixth call, or a batch norm's statistics do."""
 
@@ -201,10 +204,17 @@ def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what,
 
 @pytest.mark.slow
 def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path):
-    overrides = ("optimizer={name='sgd', lr=3e38, weight_decay=1e3}", "sampler.iterations=1")
     with pytest.raises(TrainingError, match=r"the weight trunk\.0\.weight became inf in epoch 1; there is no"):
-        quick(tmp_path / "out", *overrides, recipe="triplets/digits")
+        quick(
+            tmp_path / "out",
+            "optimizer={name='sgd', lr=3e38, weight_decay=1e3}",
+            "sampler.iterations=1",
+            recipe="triplets/digits",
+        )
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["before.pt"]
+
+
+# Signals
 
 
 def send(number=signal.SIGTERM):

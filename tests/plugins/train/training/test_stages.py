@@ -21,10 +21,9 @@ from .written_records import tables
 @pytest.mark.usefixtures("without_report")
 def test_a_stage_has_its_own_rate(tmp_path):
     """The first layers stay as they were; all others do in the first stage alone; then a tenth of the rate."""
-    stage = 'stages=[{epochs=2, freeze="trunk", loss={name="cbml"}}, {epochs=1, lr_factor=0.1, loss={name="cbml"}}]'
     state, _ = finished(
         tmp_path / "run",
-        stage,
+        'stages=[{epochs=2, freeze="trunk", loss={name="cbml"}}, {epochs=1, lr_factor=0.1, loss={name="cbml"}}]',
         'model.freeze=["0", "1"]',
         "schedule.name=constant",
         "schedule.milestones=[]",
@@ -35,12 +34,14 @@ def test_a_stage_has_its_own_rate(tmp_path):
     assert not torch.equal(state["trunk"]["5.running_mean"], torch.zeros(8))
     assert torch.equal(state["trunk"]["1.weight"], torch.ones(8))
     assert not torch.equal(state["trunk"]["5.weight"], torch.ones(8))
-    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["parts"]["trunk_optimizer"]["param_groups"][0][
-        "lr"
-    ] == pytest.approx(0.01)
+    last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert last["parts"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
     assert sorted({round(row["lr"], 6) for row in tables(tmp_path / "run")["trunk_optimizer_SGD"]}) == [0.001, 0.01]
     with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
         freeze(convnet(3, 16), ["layer1"])
+
+
+# Samplers
 
 
 class Short(SequentialSampler):
@@ -73,6 +74,9 @@ def test_too_few_classes_make_a_smaller_batch():
         (stage,) = build_stages(recipe, images, torch.device("cpu"), 0)
     assert stage.batch_size == stage.table.sampler.batch_size == 40
     assert len({*images.labels[list(stage.sampler)[:40]].tolist()}) == 10
+
+
+# Learning rates
 
 
 def test_a_longer_cosine_keeps_its_factor():

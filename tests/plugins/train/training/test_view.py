@@ -1,7 +1,6 @@
 """The view of a run: its data and network, embeddings that follow the weights, and its tests."""
 
 import itertools
-import math
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from pml_ext.errors import DataError, TrainingError
 from pml_ext.evaluation import pairs_of_classes, verify
@@ -32,7 +30,7 @@ from .whole_runs import built
 
 def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):
     run = built(tmp_path)
-    torch.nn.init.constant_(run.embedder.bias, math.nan)
+    torch.nn.init.constant_(run.embedder.bias, float("nan"))
     with pytest.raises(TrainingError, match="the network gives nan for test images"):
         evaluate_split(run, "test")
 
@@ -59,7 +57,7 @@ def test_trunks_on_cpus_use_channels_last(tmp_path, settings, expected):
     assert all(weight.is_contiguous(memory_format=torch.channels_last) == expected for weight in weights)
 
 
-class Reading(nn.Module):
+class Reading(torch.nn.Module):
     """A part of a loss that computes the embeddings after each step."""
 
     def __init__(self):
@@ -80,6 +78,9 @@ def test_embeddings_follow_the_weights_of_a_step(tmp_path):
     assert len(reading.seen) == run.stages[0].iterations > 1
     for before, after in itertools.pairwise(reading.seen):
         assert not torch.equal(before, after)
+
+
+# Data
 
 
 def data_of(*overrides):
@@ -116,11 +117,10 @@ def test_tested_training_images_may_be_a_sample():
 def test_changed_data_are_refused_by_difference():
     data = data_of()
     data.check_listing(Path("run"), data.listing)
-    fewer = {**data.listing, "test": {"images": 7, "classes": 1, "digest": "0"}}
     with pytest.raises(
         DataError, match="run: the images have changed since the run began: test had 7 images of 1 class, now "
     ):
-        data.check_listing(Path("run"), fewer)
+        data.check_listing(Path("run"), {**data.listing, "test": {"images": 7, "classes": 1, "digest": "0"}})
     others = {name: {**listing, "digest": "0"} for name, listing in data.listing.items()}
     with pytest.raises(
         DataError, match="train has other files or labels; test has other files or labels. Restore them"
@@ -145,11 +145,12 @@ def test_small_classes_are_whole_but_for_one(most):
 
 def test_large_classes_give_as_many_as_are_needed():
     labels = labels_of(*[400] * 30, 3)
-    assert set(
-        dict(zip(*np.unique(labels[some_of_each_class(labels, 200)], return_counts=True), strict=True)).values()
-    ) <= {20, 3, 17}
+    assert {*np.unique(labels[some_of_each_class(labels, 200)], return_counts=True)[1]} <= {20, 3, 17}
     labels = labels_of(*[90] * 10)  # the limit per class is the smallest that suffices
     assert np.unique(labels[some_of_each_class(labels, 300)], return_counts=True)[1].tolist() == [30] * 10
+
+
+# Tests of a run
 
 
 def test_a_run_leaves_out_a_querys_group(tmp_path):
@@ -188,9 +189,8 @@ def test_a_run_leaves_out_a_querys_group(tmp_path):
 def test_a_run_measures_verification_pairs(tmp_path):
     run = built(tmp_path, "evaluation.verification=200")
     found = evaluate_split(run, run.queries)
-    points = torch.nn.functional.normalize(run.embeddings(run.queries))
     expected = verify(
-        points,
+        torch.nn.functional.normalize(run.embeddings(run.queries)),
         pairs_of_classes(run.true_labels(run.queries), most=200),
         distance=LpDistance(normalize_embeddings=False),
     )
