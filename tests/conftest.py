@@ -59,10 +59,8 @@ SLOW = {
     "test_on_slurm.py",
     "test_job_queue.py",
     "test_run.py",
-    *("test_loop.py", "test_epoch.py", "test_finish.py", "test_checkpointing.py"),
-    *("test_collapse.py", "test_zero_loss.py"),
     *("test_tuning.py", "test_benchmark.py"),
-    *("faults", "test_activations.py", "test_workers.py"),
+    "faults",
 }
 
 

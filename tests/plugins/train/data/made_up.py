@@ -62,8 +62,7 @@ def cars_folder(place: Path, classes=4, each=3) -> Path:
     from scipy.io import savemat
 
     corners = [(f"bbox_{corner}", "O") for corner in ("x1", "y1", "x2", "y2")]
-    fields = [("relative_im_path", "O"), *corners, ("class", "O"), ("test", "O")]
-    rows = np.zeros((1, classes * each), dtype=fields)
+    rows = np.zeros((1, classes * each), dtype=[("relative_im_path", "O"), *corners, ("class", "O"), ("test", "O")])
     for i in range(classes * each):  # the official split, "test", has nothing to do with the classes
         rows[0, i] = (f"car_ims/{i + 1:06}.jpg", 3, 2, 12, 9, i % classes + 1, i // classes % 2)
         jpeg(place / "car_ims" / f"{i + 1:06}.jpg", 10 * i)
@@ -118,6 +117,7 @@ def omniglot_zip(path: Path, alphabets: dict[str, int], drawings=3, random=None)
                     pixels = np.kron(random.integers(2, size=(15, 15), dtype=np.uint8) * 255, np.ones((7, 7), np.uint8))
                 buffer = io.BytesIO()
                 Image.fromarray(pixels).convert("1").save(buffer, "png")
-                name = f"{path.stem}/{alphabet}/character{character + 1:02}/{number:04}_01.png"
-                archive.writestr(name, buffer.getvalue())
+                archive.writestr(
+                    f"{path.stem}/{alphabet}/character{character + 1:02}/{number:04}_01.png", buffer.getvalue()
+                )
     return path.read_bytes()

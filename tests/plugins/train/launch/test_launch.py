@@ -1,13 +1,15 @@
-"""Locks of runs, and runs that are resumed."""
+"""Planned runs, their locks, and runs that are resumed."""
 
 import subprocess
 import sys
 
 import pytest
+import tomli_w
 import torch
 
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.launch.launch import draw_report, locked, train, train_and_validate
+from pml_ext_train.launch.plan import plan
 from pml_ext_train.recipe import load_recipe
 from pml_ext_train.training import Silence, load
 
@@ -27,8 +29,9 @@ with locked(pathlib.Path(sys.argv[1])):
 
 
 def test_a_running_process_keeps_its_lock(tmp_path):
-    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert holder.stdout.readline() == b"held\n"
     with (
         pytest.raises(ConfigError, match="is being written by another run; wait for it, or choose another --out"),
@@ -42,16 +45,28 @@ def test_a_running_process_keeps_its_lock(tmp_path):
     holder.communicate()
 
 
-SMALL = ["sampler.iterations=2", "model.trunk.width=4", "evaluation.baselines=false", "evaluation.figures=few"]
-SMALL += ["schedule.milestones=[]", "schedule.name=constant", "evaluation.training_images=0"]
+SMALL = [
+    "sampler.iterations=2",
+    "model.trunk.width=4",
+    "evaluation.baselines=false",
+    "evaluation.figures=few",
+    "schedule.milestones=[]",
+    "schedule.name=constant",
+    "evaluation.training_images=0",
+]
 
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_a_finished_run_continues_with_more_epochs(tmp_path, schedule):
     def metrics(out, epochs, resume=False):
-        settings = [*SMALL, f"schedule.name={schedule}", f"schedule.epochs={epochs}"]
-        return train("cbml/digits", tmp_path / out, device="cpu", overrides=typed(settings), resume=resume)[0]
+        return train(
+            "cbml/digits",
+            tmp_path / out,
+            device="cpu",
+            overrides=typed([*SMALL, f"schedule.name={schedule}", f"schedule.epochs={epochs}"]),
+            resume=resume,
+        )[0]
 
     first = metrics("longer", 1)
     straight = metrics("straight", 2)
@@ -87,9 +102,16 @@ def test_a_run_refuses_changed_images(tmp_path):
     write_photos(photos, classes=6, each=6)
 
     def go_on(data, resume=True):
-        settings = [*SMALL, f"data.name=folder:{data}", "data.split=class", "data.image_size=8", "data.channels=3"]
-        settings += ["sampler={name='shuffle', batch_size=4, iterations=2}", "schedule.epochs=1"]
-        settings += ["engine.checkpoint_minutes=1e-9"]
+        settings = [
+            *SMALL,
+            f"data.name=folder:{data}",
+            "data.split=class",
+            "data.image_size=8",
+            "data.channels=3",
+            "sampler={name='shuffle', batch_size=4, iterations=2}",
+            "schedule.epochs=1",
+            "engine.checkpoint_minutes=1e-9",
+        ]
         return train("pml/contrastive/digits", out, device="cpu", overrides=typed(settings), resume=resume)[0]
 
     first = go_on(photos, resume=False)
@@ -127,8 +149,7 @@ NAME = "pml/contrastive/digits"
 
 
 def trial(folder, report):
-    recipe = load_recipe(NAME, typed(SETTINGS))
-    return train_and_validate(recipe, NAME, folder, 0, "cpu", None, Silence(), report)
+    return train_and_validate(load_recipe(NAME, typed(SETTINGS)), NAME, folder, 0, "cpu", None, Silence(), report)
 
 
 def test_the_best_value_is_reported_and_returned(tmp_path):
@@ -144,13 +165,23 @@ def test_the_best_value_is_reported_and_returned(tmp_path):
 
 def test_a_pruned_trial_can_be_resumed(tmp_path):
     whole = trial(tmp_path / "whole", lambda epoch, best: None)
-
-    class PrunedError(Exception):
-        pass
-
-    def prune(epoch, best):
-        raise PrunedError
-
-    with pytest.raises(PrunedError):
-        trial(tmp_path / "run", prune)
+    with pytest.raises(ZeroDivisionError):  # as what prunes a trial
+        trial(tmp_path / "run", lambda epoch, best: 1 / 0)
     assert trial(tmp_path / "run", lambda epoch, best: None) == whole
+
+
+# Plans
+
+
+def test_resumed_seeds_keep_the_recipe_name(tmp_path):
+    file = tmp_path / "run" / "seed-0" / "recipe.toml"
+    file.parent.mkdir(parents=True)
+    tables = load_recipe("cbml/digits", {"schedule.epochs": 16}).as_dict()
+    file.write_text(tomli_w.dumps(tables | {"run": {"recipe": "cbml/digits", "seed": 0}}))
+    plans = plan(str(file), tmp_path / "run", seeds=2, resume=True)
+    assert [(each.name, each.seed, each.recipe.schedule.epochs) for each in plans] == [
+        ("cbml/digits", 0, 16),
+        ("cbml/digits", 1, 16),
+    ]
+    (other,) = plan(str(file), tmp_path / "other")
+    assert other.name == str(file)

@@ -8,8 +8,14 @@ import torch
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "a", "red", "car", "blue", "house", "on", "the", "hill"]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 VISION = SIZES | {"patch_size": 8, "image_size": 32}
-TEXT = SIZES | {"vocab_size": len(WORDS), "max_position_embeddings": 8, "projection_size": 32}
-TEXT |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TEXT = SIZES | {
+    "vocab_size": len(WORDS),
+    "max_position_embeddings": 8,
+    "projection_size": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
 
 
@@ -18,15 +24,19 @@ def saved_pair(folder, kind="clip", seed=0):
     transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
     torch.manual_seed(seed)
     if kind == "clip":
-        config = transformers.CLIPConfig(vision_config=VISION, text_config=TEXT, projection_dim=24)
-        model = transformers.CLIPModel(config)
+        model = transformers.CLIPModel(
+            transformers.CLIPConfig(vision_config=VISION, text_config=TEXT, projection_dim=24)
+        )
         images = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
     else:
         model = transformers.SiglipModel(transformers.SiglipConfig(vision_config=VISION, text_config=TEXT))
         images = {"size": {"height": 32, "width": 32}}
     model.save_pretrained(folder)
-    about = images | {"image_mean": MEAN, "image_std": STD, "resample": 3, "image_processor_type": "CLIPImageProcessor"}
-    (folder / "preprocessor_config.json").write_text(json.dumps(about))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps(
+            images | {"image_mean": MEAN, "image_std": STD, "resample": 3, "image_processor_type": "CLIPImageProcessor"}
+        )
+    )
     save_tokenizer(folder)
     return model.eval()
 
@@ -38,8 +48,9 @@ def save_tokenizer(folder, words=WORDS):
 
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    marks = [("<bos>", 1), ("<eos>", 2)]
-    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=marks)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
     names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
 

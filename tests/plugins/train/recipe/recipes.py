@@ -8,10 +8,9 @@ from ....overrides import typed
 
 
 def one(name: str, *overrides: str) -> Recipe:
-    """Return the recipe of a name, under overrides as they are typed."""
-    recipes = load_recipes(name, typed(overrides))
-    assert len(recipes) == 1
-    return next(iter(recipes.values()))
+    """Return the only recipe of a name, under overrides as they are typed."""
+    (recipe,) = load_recipes(name, typed(overrides)).values()
+    return recipe
 
 
 def write(folder: Path, text: str, name: str = "mine.toml") -> str:

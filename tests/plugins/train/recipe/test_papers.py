@@ -1,4 +1,8 @@
-"""Files of papers, and what recipes quote of them."""
+"""Files of papers, what recipes quote of them, and listings of their tables."""
+
+import json
+import textwrap
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -7,11 +11,76 @@ from typer.testing import CliRunner
 from pml_ext.errors import ConfigError, PluginWarning
 from pml_ext_train.cli.app import app_for
 from pml_ext_train.cli.description import describe
-from pml_ext_train.recipe import is_full, load_recipes, paper_values, papers, quoted, texts
+from pml_ext_train.recipe import is_full, load_recipes, paper_values, papers, quoted, tables_of_papers, texts
 from pml_ext_train.results.run_report import paper_tables
 
 from ....overrides import typed
-from .conftest import PAPER
+
+PLUGIN = """
+    import importlib.resources
+    from pml_ext.plugin import hookimpl
+
+    @hookimpl
+    def pml_ext_papers():
+        return {"mine": importlib.resources.files(__name__) / "papers" / "mine.toml"}
+
+    @hookimpl
+    def pml_ext_recipes():
+        return [importlib.resources.files(__name__) / "recipes"]
+"""
+PAPER = """
+    title = "Mine"
+    authors = "Me"
+    year = 2026
+
+    [data]
+    Birds = "cub"
+    Figures = "digits"
+
+    [tables.2]
+    title = "Two data sets"
+    heads = ["Network", "Loss"]
+    columns = { Birds = ["R@1", "NMI"], Figures = ["R@1", "time"] }
+    phases = { "Small, Scores" = "learned_metric" }
+    suffixes = { Threes = "_3" }
+    without = { "*, Theirs" = "of another paper" }
+    rows = [
+      ["Small", "Mine", 50, 61.25, 97.5, "-"],
+      ["Small", "Scores", 51, 62, 98.0, 3.0],
+      ["Large", "Mine", 60, 70, 99, 12],
+      ["Large", "Threes", 61, 71, "-", "-"],
+      ["Large", "Theirs", 1, 2, 3, 4],
+    ]
+
+    [tables.fig-1]
+    title = "A figure"
+    without = "nothing is trained"
+"""
+RECIPE = """
+    extends = "pml/contrastive/digits"
+    {}
+    [paper]
+    {}
+"""
+
+
+@pytest.fixture
+def mine(install_plugin, isolated_registry):
+    """A plugin of somebody else with a paper; writes recipes of it, or another file of the paper."""
+    package = install_plugin("mine", PLUGIN)
+    for folder in ("papers", "recipes"):
+        (package / folder).mkdir()
+    (package / "papers" / "mine.toml").write_text(textwrap.dedent(PAPER))
+
+    def write(paper="", more="", name="one", text=None):
+        if text is not None:
+            (package / "papers" / "mine.toml").write_text(textwrap.dedent(text))
+            return "mine/one"
+        recipe = package / "recipes" / f"{name}.toml"
+        recipe.write_text(textwrap.dedent(RECIPE).format(textwrap.dedent(more), textwrap.dedent(paper)))
+        return str(recipe)
+
+    return write
 
 
 def quotes(name, overrides=()):
@@ -70,17 +139,21 @@ def test_choices_of_a_sweep_name_rows(mine):
     [sweep.losses.mine]
     paper = { row.Loss = "Mine" }
     """
-    values = quotes(mine('table = "mine/2"', sweep))
-    assert [[each.row for each in own] for own in values.values()] == [["Small, Mine"], ["Large, Mine"] * 2]
+    assert [[each.row for each in own] for own in quotes(mine('table = "mine/2"', sweep)).values()] == [
+        ["Small, Mine"],
+        ["Large, Mine"] * 2,
+    ]
     sweep = '[sweep]\n"loss.neg_margin" = [1.0, 2.0, 3.0]'
     paper = 'table = "mine/2"\nvariants = { "1.0" = "Small, Mine", "2.0" = ["Large, Mine", "Small, Mine"] }'
-    rows = [[each.row for each in own] for own in quotes(mine(paper, sweep)).values()]
-    assert rows == [["Small, Mine"], ["Large, Mine"] * 2 + ["Small, Mine"], []]
+    assert [[each.row for each in own] for own in quotes(mine(paper, sweep)).values()] == [
+        ["Small, Mine"],
+        ["Large, Mine"] * 2 + ["Small, Mine"],
+        [],
+    ]
 
 
 def test_plain_values_stay_as_they_are(mine):
-    file = mine('table = "Table 3, ours"\ndata = "CUB"\nrecall_at_1 = 0.5\n"nmi@0.1" = 0.4')
-    (recipe,) = load_recipes(file).values()
+    (recipe,) = load_recipes(mine('table = "Table 3, ours"\ndata = "CUB"\nrecall_at_1 = 0.5\n"nmi@0.1" = 0.4')).values()
     assert quoted(recipe.paper, "digits") == []
     own = {"table": "Table 3, ours", "data": "CUB", "recall_at_1": 0.5, "nmi@0.1": 0.4}
     assert recipe.as_dict()["paper"] == {"row": [], "column": "", "note": "", **own}
@@ -129,8 +202,7 @@ def test_a_file_that_is_none_of_a_paper(mine, old, new, message):
 
 def test_the_report_compares_with_the_papers_values(mine):
     (recipe,) = load_recipes(mine('table = "mine/2"\nrow = ["Small, Mine", "Small, Scores"]\nnote = "ours"')).values()
-    metrics = {"after": {"recall_at_1": 0.9}, "learned_metric": {"recall_at_1": 0.8}}
-    about, values = paper_tables(recipe, metrics)
+    about, values = paper_tables(recipe, {"after": {"recall_at_1": 0.9}, "learned_metric": {"recall_at_1": 0.8}})
     assert {row[0]: row[1] for row in about.rows} == {
         "paper": "Me (2026). Mine. ",
         "table": "mine/2: Two data sets",
@@ -157,13 +229,47 @@ def test_a_table_is_shown_as_printed(mine):
     mine('table = "mine/2"\nrow = "Small, Mine"', name="full")
     (shown,) = describe("mine/2")
     assert shown["kind"] == "table"
-    columns = "Network, Loss, Birds R@1, Birds NMI, Figures R@1, Figures time, recipe"
-    assert ", ".join(shown["table"]["columns"]) == columns
+    assert (
+        ", ".join(shown["table"]["columns"]) == "Network, Loss, Birds R@1, Birds NMI, Figures R@1, Figures time, recipe"
+    )
     assert shown["table"]["rows"][0] == ["Small", "Mine", "50", "61.25", "97.50", "-", "mine/full"]
     assert shown["table"]["rows"][4][-1] == "of another paper"
-    told = CliRunner().invoke(app_for(["show"]), ["show", "mine/full"], env={"COLUMNS": "200"})
-    assert "Small, Mine, Figures: R@1 97.50" in told.stdout
+    assert (
+        "Small, Mine, Figures: R@1 97.50"
+        in CliRunner().invoke(app_for(["show"]), ["show", "mine/full"], env={"COLUMNS": "200"}).stdout
+    )
     both = describe("cbml/7")
     assert [each["kind"] for each in both] == ["table", "recipe"]
     for each in both:
         assert describe("cbml/7", each["kind"]) == [each]
+
+
+# Listings
+
+
+def test_tables_are_listed_with_recipes_and_reasons(mine):
+    mine('table = "mine/2"\nrow = "Small, Mine"', name="full")
+    mine('table = "mine/2"\nrow = "Large, Mine"\ncolumn = "Birds"', '[data]\nname = "digits-unseen"', name="small")
+    mine('table = "mine/2', name="broken")
+    table, figure = (entry for entry in tables_of_papers() if entry["name"].startswith("mine/"))
+    assert table["recipes"] == {"full": ["mine/full"], "small": ["mine/small"]}
+    assert [(row["row"], row["recipes"], row["reason"]) for row in table["rows"]] == [
+        ("Small, Mine", ["mine/full"], ""),
+        ("Small, Scores", [], ""),
+        ("Large, Mine", ["mine/small"], ""),
+        ("Large, Threes", [], ""),
+        ("Large, Theirs", [], "of another paper"),
+    ]
+    assert (figure["name"], figure["reason"]) == ("mine/fig-1", "nothing is trained")
+    told = CliRunner().invoke(app_for(["list"]), ["list", "tables", "--json"])
+    assert next(entry for entry in json.loads(told.stdout) if entry["name"] == "mine/2").items() >= table.items()
+    told = CliRunner().invoke(app_for(["list"]), ["list", "tables"], env={"COLUMNS": "250"})
+    (line,) = (line for line in told.stdout.splitlines() if line.startswith("mine/fig-1"))
+    assert "nothing is trained" in line
+
+
+def test_a_wrong_paper_hides_no_other_recipe(mine):
+    mine('table = "mine/2"\nrow = "Small, Mine"', name="right")
+    Path(mine("", name="wrong")).write_text('extends = "pml/contrastive/digits"\npaper = "Me et al."\n')
+    Path(mine("", name="wrong-data")).write_text('data = "digits"\n[paper]\ntable = "mine/2"\n')
+    assert "mine/right" in {table["name"]: table for table in tables_of_papers()}["mine/2"]["recipes"]["full"]

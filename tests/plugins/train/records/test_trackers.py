@@ -16,14 +16,22 @@ from ....overrides import typed
 from ..training.whole_runs import Ear
 from ..training.written_records import scalars, tables
 
-SHORT = ["schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=3", "model.trunk.width=4"]
-SHORT += ["evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56"]
+SHORT = [
+    "schedule.epochs=2",
+    "schedule.milestones=[1]",
+    "sampler.iterations=3",
+    "model.trunk.width=4",
+    "evaluation.validation=0.3",
+    "evaluation.select=map_at_r",
+    "sampler.batch_size=56",
+]
 pytestmark = pytest.mark.usefixtures("without_report")
 
 
 def of_tensorboard(folder):
-    found = scalars(folder)
-    return {tag: {step: pytest.approx(value, rel=1e-6) for step, value in points} for tag, points in found.items()}
+    return {
+        tag: {step: pytest.approx(value, rel=1e-6) for step, value in points} for tag, points in scalars(folder).items()
+    }
 
 
 def in_training(values):
@@ -205,8 +213,7 @@ def test_mlflow_has_resumed_values_only_once(tmp_path, monkeypatch):
         assert len(found[name]) == len(history)
     assert found["after/map_at_r"] == {0: result["after"]["map_at_r"]}
     assert in_training(found) == in_training(of_tensorboard(tmp_path / "run"))
-    assert run.info.status == "FINISHED"
-    assert run.data.params["loss.name"] == "cbml"
+    assert (run.info.status, run.data.params["loss.name"]) == ("FINISHED", "cbml")
 
 
 def test_trackio_has_the_same_values(tmp_path, monkeypatch):

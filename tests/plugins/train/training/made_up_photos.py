@@ -13,5 +13,4 @@ def write_photos(place, classes, each, seed=0):
         color = generator.integers(60, 196, size=3)
         for number in range(each):
             noise = generator.normal(0, 40, size=(48, 48, 3))
-            pixels = np.clip(color + noise, 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{number}.png")
+            Image.fromarray(np.clip(color + noise, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")

@@ -1,17 +1,17 @@
-"""Heads in closed form in runs: fitted in place of training, before it, and after it."""
+"""Heads in closed form, fitted in place of training, before it and after it; and runs that train nothing."""
 
 import json
 
 import pytest
 import torch
 
-from pml_ext import TotalWhitening, WithinClassWhitening
-from pml_ext.errors import ConfigError
+from pml_ext import ConfigError, TotalWhitening, WithinClassWhitening
 from pml_ext_train.launch.launch import draw_report, train
-from pml_ext_train.recipe import load_recipe
+from pml_ext_train.results.verdict import delivered_phase, shown_phases
 from pml_ext_train.training import open_run
 
 from ....overrides import typed
+from .whole_runs import Ear
 
 FROZEN = ["model.freeze=trunk", "model.trunk.weights=random"]
 FAST = ["schedule.epochs=2", "sampler.iterations=3"]
@@ -24,8 +24,7 @@ def finished(folder, *overrides):
 
 
 def whitened_features(view, size, shrinkage=0.6):
-    features = view.embeddings("train", "trunk")
-    return WithinClassWhitening(shrinkage, size).fit(features, view.true_labels("train"))
+    return WithinClassWhitening(shrinkage, size).fit(view.embeddings("train", "trunk"), view.true_labels("train"))
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +38,12 @@ def plain(tmp_path_factory):
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize(("settings", "shrinkage"), [([], 0.6), (["model.shrinkage=0.3"], 0.3)])
 def test_a_within_class_head_is_not_trained(tmp_path, settings, shrinkage):
-    closed = [*FROZEN, "model.embedder=within-class", "model.embedding_size=16"]
-    view, metrics = finished(tmp_path / "run", *closed, *settings)
-    layer = whitened_features(view, 16, shrinkage)
-    torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
+    view, metrics = finished(
+        tmp_path / "run", *FROZEN, "model.embedder=within-class", "model.embedding_size=16", *settings
+    )
+    torch.testing.assert_close(
+        view.embedder.weight, whitened_features(view, 16, shrinkage).weight, atol=1e-4, rtol=1e-4
+    )
     assert metrics["best_epoch"] == 0
     assert metrics["before"] == pytest.approx(metrics["after"])
     assert metrics["within_class"]["recall_at_1"] > 0.5
@@ -50,10 +51,15 @@ def test_a_within_class_head_is_not_trained(tmp_path, settings, shrinkage):
 
 @pytest.mark.usefixtures("without_report")
 def test_components_with_shrinkage_are_total_whitening(tmp_path):
-    closed = [*FROZEN, "model.embedder=pca", "model.embedding_size=16", "model.shrinkage=0.6"]
-    view, _ = finished(tmp_path / "run", *closed)
-    layer = TotalWhitening(0.6, 16).fit(view.embeddings("train", "trunk"))
-    torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
+    view, _ = finished(
+        tmp_path / "run", *FROZEN, "model.embedder=pca", "model.embedding_size=16", "model.shrinkage=0.6"
+    )
+    torch.testing.assert_close(
+        view.embedder.weight,
+        TotalWhitening(0.6, 16).fit(view.embeddings("train", "trunk")).weight,
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.usefixtures("without_report")
@@ -71,30 +77,9 @@ def test_a_refitted_head_replaces_the_trained_one(plain, tmp_path):
     view, metrics = finished(tmp_path / "run", "model.refit=within-class")
     assert metrics["trained_head"] == pytest.approx(without["after"])  # training is the same
     assert torch.equal(view.trunk.state_dict()["1.weight"], untouched.trunk.state_dict()["1.weight"])
-    layer = whitened_features(view, 64)
-    torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(view.embedder.weight, whitened_features(view, 64).weight, atol=1e-4, rtol=1e-4)
     assert "features" in metrics
     assert "head fitted again" in draw_report(tmp_path / "run").read_text()
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        (["model.shrinkage=0.6"], "shrinkage: it needs 'pca'"),
-        (["model.shrinkage=auto", "model.embedder=pca", "model.freeze=trunk"], "'pca' does not see"),
-        (["model.refit=within-class", "model.norm=batch"], "refit: it is for embedder = 'linear'"),
-        (["model.refit=within-class", "model.freeze=trunk"], "refit: the trunk is frozen"),
-        (["model.start=within-class", "model.embedder=mlp"], "start: it is for embedder = 'linear'"),
-        (["model.embedder=within-class"], "goes with freeze = 'trunk'"),
-        (
-            ["model.embedder=within-class", "model.freeze=trunk", "model.dropout=0.1"],
-            "dropout: it is for a trained embedder",
-        ),
-    ],
-)
-def test_settings_without_effect_are_refused(settings, text):
-    with pytest.raises(ConfigError, match=text):
-        load_recipe("pml/multi-similarity/digits", typed(settings))
 
 
 @pytest.mark.parametrize(
@@ -130,3 +115,63 @@ def test_a_useless_head_is_reported_with_its_remedy(tmp_path, monkeypatch):
     report = (tmp_path / "run" / "report.html").read_text()
     assert report.count("The features before the head are better") == 1
     assert report.index("--by features") < report.index("<table")
+
+
+# Runs that train nothing
+
+
+SETTINGS = [
+    "model.freeze=trunk",
+    "model.trunk.weights=random",
+    "model.embedder=none",
+    "schedule.milestones=[]",
+    "model.trunk.width=8",
+    "model.embedding_size=32",
+    "schedule.name=constant",
+    "evaluation.figures=few",
+]
+
+
+def run(out, *settings, **more):
+    ear = Ear()
+    (metrics,) = train("cbml/digits", out, overrides=typed([*SETTINGS, *settings]), device="cpu", listener=ear, **more)
+    return metrics, ear.lines
+
+
+def test_it_is_not_called_trained(tmp_path):
+    metrics, lines = run(tmp_path / "run", "schedule.epochs=8")
+    assert metrics["epochs"] == 0
+    assert not [line for line in lines if "trained network" in line.replace("untrained network", "")]
+    page, _, settings = (tmp_path / "run" / "report.html").read_text().partition("The recipe with all its settings")
+    assert "Nothing was trained: the embeddings are the raw features. Recipe cbml/digits, seed 0" in page
+    for text in ("epoch 0", "of 8", "--resume", "train longer", ">trained network"):
+        assert text not in page
+    assert "epochs = 8" in settings
+
+    again, lines = run(tmp_path / "run", "schedule.epochs=16", resume=True)
+    assert lines == [f"cbml/digits in {tmp_path}/run: this run trains nothing, so more epochs change nothing"]
+    assert again["after"] == metrics["after"]
+    with pytest.raises(ConfigError, match="run: the run there trains nothing, .*; choose another --out"):
+        train("cbml/digits", tmp_path / "run", overrides={"schedule.epochs": 16}, device="cpu", resume=True)
+
+
+def test_its_figures_do_not_tell_of_training(tmp_path, monkeypatch):
+    """What is drawn: each of the table's phases once, and the embeddings once."""
+    curves = []
+    maps = []
+    monkeypatch.setattr("pml_ext_train.report.figures.recall_curve", lambda phases: curves.append(phases))
+    monkeypatch.setattr("pml_ext_train.report.figures.projections", lambda parts, *_, **__: maps.append(parts))
+    metrics, _ = run(tmp_path / "run", "schedule.epochs=8", "evaluation.figures=all")
+    (phases,) = curves
+    assert [*phases] == [*shown_phases(metrics).values()]
+    assert phases["raw pixels"][1] == metrics["raw"]["recall_at_1"]
+    assert not any(title.startswith("trained") for title in phases)
+    (parts,) = maps
+    assert [*parts] == ["test images"]
+    page = (tmp_path / "run" / "report.html").read_text().partition("The recipe with all its settings")[0]
+    assert "Recall@K" in page
+    for text in ("before and after training", " 0.0 s", "Training images as the network saw them"):
+        assert text not in page
+    assert page.count("<mark>") == 1
+    assert f"<mark>{shown_phases(metrics)[delivered_phase(metrics)]}</mark>" in page
+    assert delivered_phase(metrics) == "frozen"

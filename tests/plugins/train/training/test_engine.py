@@ -21,7 +21,6 @@ from pml_ext_train.training.batches import BatchReader
 from pml_ext_train.training.engine import NotFiniteError
 
 CPU = torch.device("cpu")
-EPOCHS = 2
 ITERATIONS = 4
 BATCH = 12
 
@@ -32,17 +31,20 @@ def noisy(image):
 
 @pytest.fixture(scope="module")
 def images():
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(256, (32, 1, 8, 8), generator=generator, dtype=torch.uint8)
-    return LabeledImages(pixels, torch.arange(32) % 4, list("abcd"), noisy, channels=1)
+    return LabeledImages(
+        torch.randint(256, (32, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8),
+        torch.arange(32) % 4,
+        list("abcd"),
+        noisy,
+        channels=1,
+    )
 
 
 @pytest.fixture(scope="module")
 def batches(images):
     generator = torch.Generator().manual_seed(1)
     drawn = [
-        [torch.randperm(len(images), generator=generator)[:BATCH].tolist() for _ in range(ITERATIONS)]
-        for _ in range(EPOCHS)
+        [torch.randperm(len(images), generator=generator)[:BATCH].tolist() for _ in range(ITERATIONS)] for _ in range(2)
     ]
     return [epoch_batches(joined, 0, epoch) for epoch, joined in enumerate(drawn, start=1)]
 
@@ -52,8 +54,9 @@ class Parts:
 
     def __init__(self, loss=None):
         torch.manual_seed(0)
-        convolution = nn.Conv2d(1, 4, 3, padding=1)
-        self.trunk = nn.Sequential(convolution, nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten())
+        self.trunk = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten()
+        )
         self.embedder = nn.Linear(4 * 8 * 8, 6)
         self.loss = loss or losses.ProxyAnchorLoss(4, 6)
         self.miner = miners.MultiSimilarityMiner()
@@ -239,8 +242,7 @@ def test_what_is_not_finite_stops_before_anything_changes(images, batches, value
 
 
 def test_gradients_with_overflowing_norms_are_finite(images, batches):
-    parts = Parts(planted(3, 1e25, True))
-    assert [step.skipped for step in parts.train(images, batches[:1])] == [False] * ITERATIONS
+    assert [step.skipped for step in Parts(planted(3, 1e25, True)).train(images, batches[:1])] == [False] * ITERATIONS
 
 
 def test_float16_leaves_out_a_step_that_overflows(images, batches):

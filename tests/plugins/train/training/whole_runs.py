@@ -14,14 +14,20 @@ import torch
 from pml_ext.errors import StoppedError
 from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import load_recipe
-from pml_ext_train.training import Run, listening, load, run_data
+from pml_ext_train.training import Run, Silence, listening, load, run_data
 
 from ....overrides import typed
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 TINY = ("schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=2", "model.trunk.width=8")
-SHORT = ["evaluation.training_images=0", "schedule.epochs=5", "schedule.milestones=[4]"]
-SHORT += ["sampler.iterations=20", "model.trunk.width=8", "model.trunk.weights=random"]
+SHORT = [
+    "evaluation.training_images=0",
+    "schedule.epochs=5",
+    "schedule.milestones=[4]",
+    "sampler.iterations=20",
+    "model.trunk.width=8",
+    "model.trunk.weights=random",
+]
 
 
 def quick(out: Path, *overrides: str, recipe: str = "cbml/digits", **settings):
@@ -41,8 +47,9 @@ def built(folder, *overrides, recipe="pml/proxy-anchor/digits", **settings):
 def finished(folder, *overrides, seed=0):
     """Train a run; return the weights and the metrics that it wrote."""
     train("cbml/digits", overrides=typed([*SHORT, *overrides]), out=folder, seed=seed)
-    state = torch.load(folder / "checkpoints" / "model.pt", weights_only=True)
-    return state, json.loads((folder / "metrics.json").read_text())
+    return torch.load(folder / "checkpoints" / "model.pt", weights_only=True), json.loads(
+        (folder / "metrics.json").read_text()
+    )
 
 
 def assert_close_networks(one, other, tolerance=0.0):
@@ -65,7 +72,7 @@ def garbled_labels():
         yield
 
 
-class Ear:
+class Ear(Silence):
     """A listener that keeps what it hears."""
 
     def __init__(self):
@@ -73,7 +80,6 @@ class Ear:
         self.warnings = []
         self.epochs = []
 
-    def iteration(self, *_): ...
     def step(self, text):
         self.lines.append(text)
         if found := re.fullmatch(r"epoch (\d+) of (\d+): loss ([\d.]+), (\d+) images/s, (\d:\d\d:\d\d) left.*", text):
@@ -93,8 +99,16 @@ class Stopping(Ear):
 
 def assert_the_same_when_resumed(folder, *overrides, recipe="cbml/digits"):
     """Compare a run that was stopped within an epoch, and resumed, with one that was not, bit for bit."""
-    short = [*SHORT, "schedule.epochs=3", "sampler.iterations=4", "evaluation.baselines=false"]
-    settings = typed([*short, "schedule.milestones=[2]", *overrides])
+    settings = typed(
+        [
+            *SHORT,
+            "schedule.epochs=3",
+            "sampler.iterations=4",
+            "evaluation.baselines=false",
+            "schedule.milestones=[2]",
+            *overrides,
+        ]
+    )
     train(recipe, overrides=settings, out=folder / "once")
     with listening(), pytest.raises(StoppedError, match="in epoch 2, after iteration 2; a checkpoint is written"):
         train(recipe, overrides=settings, out=folder / "twice", listener=Stopping())
