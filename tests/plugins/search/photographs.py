@@ -16,14 +16,16 @@ def write_copies(place, number):
     place.mkdir(parents=True, exist_ok=True)
     image = photograph(number)
     name = f"{number:02d}"
-    image.save(place / f"{name}-original.png")
-    image.save(place / f"{name}-75.jpg", quality=75)
-    image.save(place / f"{name}-40.jpg", quality=40)
-    image.resize((106, 80)).save(place / f"{name}-half.png")
-    image.save(place / f"{name}-webp.webp", quality=80)
-    image.crop((3, 2, 210, 158)).save(place / f"{name}-crop.png")
-    ImageEnhance.Brightness(image).enhance(1.2).save(place / f"{name}-brighter.png")
-    image.resize((426, 320)).save(place / f"{name}-doubled.png")
+    for change, quality in (("75.jpg", 75), ("40.jpg", 40), ("webp.webp", 80)):
+        image.save(place / f"{name}-{change}", quality=quality)
+    for change, changed in (
+        ("original", image),
+        ("half", image.resize((106, 80))),
+        ("crop", image.crop((3, 2, 210, 158))),
+        ("brighter", ImageEnhance.Brightness(image).enhance(1.2)),
+        ("doubled", image.resize((426, 320))),
+    ):
+        changed.save(place / f"{name}-{change}.png")
 
 
 def stacked(tensors):
