@@ -16,16 +16,17 @@ def write_copies(place, number):
     place.mkdir(parents=True, exist_ok=True)
     image = photograph(number)
     name = f"{number:02d}"
-    for change, quality in (("75.jpg", 75), ("40.jpg", 40), ("webp.webp", 80)):
-        image.save(place / f"{name}-{change}", quality=quality)
-    for change, changed in (
-        ("original", image),
-        ("half", image.resize((106, 80))),
-        ("crop", image.crop((3, 2, 210, 158))),
-        ("brighter", ImageEnhance.Brightness(image).enhance(1.2)),
-        ("doubled", image.resize((426, 320))),
+    for change, changed, options in (
+        ("original.png", image, {}),
+        ("75.jpg", image, {"quality": 75}),
+        ("40.jpg", image, {"quality": 40}),
+        ("half.png", image.resize((106, 80)), {}),
+        ("webp.webp", image, {"quality": 80}),
+        ("crop.png", image.crop((3, 2, 210, 158)), {}),
+        ("brighter.png", ImageEnhance.Brightness(image).enhance(1.2), {}),
+        ("doubled.png", image.resize((426, 320)), {}),
     ):
-        changed.save(place / f"{name}-{change}.png")
+        changed.save(place / f"{name}-{change}", **options)
 
 
 def stacked(tensors):
