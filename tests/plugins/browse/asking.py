@@ -53,8 +53,18 @@ def post(served, path, fields, **headers):
     )
 
 
-def read(served, path):
+def content_of(answer, status=200):
+    """The content of an answer, which has to have this status."""
+    assert answer[0] == status
+    return answer[2].decode()
+
+
+def words(content):
     """The text of a page, without tags."""
-    status, _, content = ask(served, path)
-    text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", content.decode(), flags=re.DOTALL)
-    return status, " ".join(html.unescape(text).split())
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", content, flags=re.DOTALL)
+    return " ".join(html.unescape(text).split())
+
+
+def read(served, path, status=200):
+    """The text of a page that is answered with this status."""
+    return words(content_of(ask(served, path), status))

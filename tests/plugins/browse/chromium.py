@@ -87,12 +87,12 @@ class Chromium:
         raise AssertionError(f"never true: {script}")
 
     def open(self, address):
-        self.run("window.old = true")
-        self.call("Page.navigate", url=address)
-        self.settle()
+        self.leave(self.call, "Page.navigate", url=address)
 
-    def settle(self):
-        """Wait until the next page is there."""
+    def leave(self, act, *arguments, **options):
+        """Do what loads another page, and wait until it is there."""
+        self.run("window.old = true")
+        act(*arguments, **options)
         self.wait("!window.old && document.readyState === 'complete'")
 
     def press(self, *keys):

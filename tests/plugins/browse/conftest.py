@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import signal
-import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -33,8 +33,7 @@ def trained(runs, tmp_path_factory):
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
     """200 digits, a sub-folder for each class; the ones are renamed, so that training knows no class of that name."""
-    place = tmp_path_factory.mktemp("photos")
-    write_digits(place, range(200))
+    place = write_digits(tmp_path_factory.mktemp("photos"), range(200))
     return (place / "1").rename(place / "price $5_$6").parent
 
 
@@ -80,6 +79,7 @@ def serving(collections):
 @pytest.fixture(scope="session")
 def served(trained, photos, tmp_path_factory):
     """The command with two runs, on 202 images: odd names, one outside the folder, one that is gone; Ctrl-C ends it."""
+    pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
     place = tmp_path_factory.mktemp("served")
     images = place / "photos"
     secret = place / "secret.png"
@@ -93,19 +93,16 @@ def served(trained, photos, tmp_path_factory):
         load_run(place / name, "cpu").index(images)
     sorted((images / "3").iterdir())[0].unlink()
 
-    def accept():  # a proxy that counts who wants to go out
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            outside.append(connection.recv(200))
-            connection.close()
+    class Proxy(socketserver.StreamRequestHandler):
+        """Remembers who wants to go out."""
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=accept, daemon=True).start()
+        def handle(self):
+            outside.append(self.rfile.readline())
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Proxy) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy")
-        proxies = dict.fromkeys(names, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        proxies = dict.fromkeys(names, f"http://127.0.0.1:{listener.server_address[1]}")
         environment = {**os.environ, **proxies, "PYTHONUNBUFFERED": "1", "NO_PROXY": "", "no_proxy": ""}
         command = [sys.executable, "-m", "pml_ext", "browse", "one", "--beside", "two", "--port", "0", "--no-open"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -116,6 +113,7 @@ def served(trained, photos, tmp_path_factory):
         yield SimpleNamespace(port=int(match[1]), place=place, photos=images, secret=secret)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=600)
+        listener.shutdown()
     assert outside == []
     assert (process.returncode, told.splitlines()[-1]) == (0, "pml-ext: the page is closed")
     assert "Traceback" not in told

@@ -13,7 +13,6 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from pml_ext import load_run
 from pml_ext.registry import service
 from pml_ext_browse import commands, open_collections
 
-from .asking import PNG, ask, post, upload, upload_all
+from .asking import PNG, ask, content_of, post, upload, upload_all
 from .conftest import SECRET, serving
 
 server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
@@ -31,10 +30,9 @@ server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra br
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_signal_closes_the_page_and_deletes_uploads(monkeypatch, tmp_path, name):
-    number = getattr(signal, name)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(server, "application", lambda collections, uploads: (uploads / "mine.png").touch())
-    monkeypatch.setattr(server.uvicorn.Server, "run", lambda self, sockets: signal.raise_signal(number))
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: signal.raise_signal(getattr(signal, name)))
     with server.listening(0) as bound:
         server.serve([], bound, False, lambda address: None)
     assert list(tmp_path.iterdir()) == []
@@ -63,92 +61,80 @@ def test_an_upload_has_a_limit(served):
     assert ask(served, "/upload", "POST", Transfer_Encoding="chunked", Content_Length="")[0] in (400, 411)
 
 
+def table_of(answer, name):
+    """The rows of a table that is downloaded under a name."""
+    assert answer[1]["Content-Disposition"] == f'attachment; filename="{name}"'
+    return list(csv.DictReader(io.StringIO(content_of(answer))))
+
+
 def test_names_of_clusters_are_a_table_of_classes(served):
     """Of the clusters of the run itself; a cluster without a name has no row, and neither has an image that is gone."""
-    form = {"Content_Type": "application/x-www-form-urlencoded"}
-    body = urlencode({"run": 0, "clusters": 3, "cluster0": ' a, "b"\n ü', "cluster2": "=c", "cluster9": "none"})
-    status, headers, content = ask(served, "/names", "POST", body.encode(), **form)
-    assert (status, headers["Content-Disposition"]) == (200, 'attachment; filename="classes.csv"')
-    assert content.startswith(b"path,class\n")
+    form = {"run": 0, "clusters": 3, "cluster0": ' a, "b"\n ü', "cluster2": "=c", "cluster9": "none"}
+    rows = table_of(post(served, "/names", form), "classes.csv")
     run = load_run(served.place / "one", "cpu")
     embedded = run.indexed_images()
-    wanted = {}
-    for cluster in run.group(embedded, 3).clusters:
-        if cluster.number != 1:
-            wanted |= dict.fromkeys(
-                [embedded.paths[n] for n in cluster.members], {0: 'a, "b" ü', 2: "'=c"}[cluster.number]
-            )
     gone = {path for path in embedded.paths if path == "0/link.png" or not (served.photos / path).exists()}
     assert len(gone) == 2
-    wanted = {path: name for path, name in wanted.items() if path not in gone}
-    rows = list(csv.DictReader(io.StringIO(content.decode())))
+    wanted = {}
+    for cluster in run.group(embedded, 3).clusters:
+        name = {0: 'a, "b" ü', 1: "", 2: "'=c"}[cluster.number]
+        wanted |= {embedded.paths[n]: name for n in cluster.members if name and embedded.paths[n] not in gone}
+    assert [*rows[0]] == ["path", "class"]
     assert {row["path"]: row["class"] for row in rows} == wanted
     assert 0 < len(rows) == len(wanted) < 202
-    status, _, content = ask(served, "/names", "POST", b"run=0&clusters=3&cluster0=+", **form)
-    assert (status, b"no cluster has a name" in content) == (400, True)
-    assert ask(served, "/names", "POST", body.encode(), Origin="http://evil.example", **form)[0] == 403
-    assert ask(served, "/names", "POST", b"a" * ((1 << 20) + 1), **form)[0] == 413
+    unnamed = post(served, "/names", {"run": 0, "clusters": 3, "cluster0": " "})
+    assert "no cluster has a name" in content_of(unnamed, 400)
+    assert post(served, "/names", form, Origin="http://evil.example")[0] == 403
+    assert post(served, "/names", {"cluster0": "a" * (1 << 20)})[0] == 413
 
 
 def test_several_photographs_are_answered_together(served, tmp_path):
     files = [(name, (served.photos / name).read_bytes()) for name in ("0/0010.png", "2/0002.png")]
-    options = [("k", 3), ("folder", "2")]
-    broken = [("<b>notes.txt", b"no image"), *files]
-    status, headers, _ = upload_all(served, broken, options)
+    status, headers, _ = upload_all(served, [("<b>notes.txt", b"no image"), *files], [("k", 3), ("folder", "2")])
     assert status == 303
     assert "k=3&folder=2&" in headers["Location"]
-    content = ask(served, headers["Location"])[2].decode()
+    content = content_of(ask(served, headers["Location"]))
     assert "&lt;b&gt;notes.txt: not a readable image" in content
     assert "Photograph 2 of 2" in content
     run = load_run(served.place / "one", "cpu")
+    paths = run.indexed_images().paths
     for section, (name, _) in zip(content.split("<article>")[1:], files, strict=True):
         assert f'title="{name.rpartition("/")[2]}"' in section
         shown = re.findall(r'href="/\?run=0&amp;image=(\d+)', section.split("</article>")[0])
         wanted = run.query(shutil.copy(served.photos / name, tmp_path / "mine.png"), 200)[0].paths
-        below = [path for path in wanted if path.startswith("2/")][:3]
-        paths = run.indexed_images().paths
-        assert [paths[int(number)] for number in shown] == below
+        assert [paths[int(number)] for number in shown] == [path for path in wanted if path.startswith("2/")][:3]
     assert upload_all(served, [("a.txt", b"a"), ("b.txt", b"b")])[0] == 400
-    status, _, content = upload_all(served, [(f"{number}.png", PNG) for number in range(21)])
-    assert (status, b"Maximum number of files is 20." in content) == (400, True)
+    many = upload_all(served, [(f"{number}.png", PNG) for number in range(21)])
+    assert "Maximum number of files is 20." in content_of(many, 400)
     assert upload_all(served, [])[0] == 400
 
 
-def wait_for_copies(served):
-    while (state := json.loads(ask(served, "/copies/state")[2]))["phase"] == "running":
-        time.sleep(0.05)
-    return state
+@pytest.mark.parametrize(("name", "value"), [("radius", "3"), ("folder", "x"), ("keep", "all")])
+def test_wrong_options_of_copies_are_refused(served, name, value):
+    assert f"{name}={value}" in content_of(post(served, "/copies", {name: value}), 400)
 
 
 def test_copies_are_found_and_choices_saved(served):
-    assert b"Nothing is moved or deleted" in ask(served, "/copies")[2]
-    for fields, text in (
-        ({"radius": "3"}, b"radius=3"),
-        ({"folder": "x"}, b"folder=x"),
-        ({"keep": "all"}, b"keep=all"),
-    ):
-        status, _, content = post(served, "/copies", fields)
-        assert (status, text in content) == (400, True)
+    assert "Nothing is moved or deleted" in content_of(ask(served, "/copies"))
     assert post(served, "/copies/choice", {"shown": "a"})[0] == 400
     status, headers, _ = post(served, "/copies", {"folder": "2", "radius": "0.01", "keep": "oldest"})
     assert (status, headers["Location"]) == (303, "/copies?folder=2")
-    assert wait_for_copies(served)["phase"] == "done"
-    page = ask(served, "/copies?folder=2")[2].decode()
+    while (state := json.loads(content_of(ask(served, "/copies/state"))))["phase"] == "running":
+        time.sleep(0.05)
+    assert state["phase"] == "done"
+    page = content_of(ask(served, "/copies?folder=2"))
     assert "1 group with 1 of " in page  # of two files of the same bytes
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;.png" in page
     boxes = re.findall(r'<input type="checkbox" name="keep" value="(\w+\.\d)"( checked)?>(\d) keep', page)
     assert [(number, checked) for _, checked, number in boxes] == [("1", " checked"), ("2", "")]
-    key = boxes[0][0].split(".")[0]
-    form = [("shown", key), ("keep", boxes[1][0]), ("format", "csv")]
-    status, headers, content = post(served, "/copies/choice", form)
-    assert (status, headers["Content-Disposition"]) == (200, 'attachment; filename="copies.csv"')
-    rows = list(csv.DictReader(io.StringIO(content.decode())))
+    form = [("shown", boxes[0][0].split(".")[0]), ("keep", boxes[1][0])]
+    rows = table_of(post(served, "/copies/choice", [*form, ("format", "csv")]), "copies.csv")
     assert [(row["kind"], row["keep"]) for row in rows] == [("exact", "yes"), ("exact", "no")]
-    (group,) = json.loads(post(served, "/copies/choice", [*form[:2], ("format", "json")])[2])["groups"]
+    (group,) = json.loads(content_of(post(served, "/copies/choice", [*form, ("format", "json")])))["groups"]
     assert group["keep"] == rows[0]["path"]
-    evil = {"Origin": "http://evil.example"}
-    assert post(served, "/copies", {}, **evil)[0] == post(served, "/copies/choice", form, **evil)[0] == 403
+    for path in ("/copies", "/copies/choice"):
+        assert post(served, path, form, Origin="http://evil.example")[0] == 403
 
 
 def test_queries_are_answered_while_copies_are_looked_for(few, monkeypatch):
@@ -169,8 +155,8 @@ def test_queries_are_answered_while_copies_are_looked_for(few, monkeypatch):
         assert post(here, "/copies", {})[0] == 303
         assert begun.wait(60)
         assert ask(here, "/?image=0")[0] == 200
-        assert json.loads(ask(here, "/copies/state")[2]) == {"phase": "running", "read": 0, "images": 20}
-        assert b'<progress max="20" value="0">' in ask(here, "/copies")[2]
+        assert json.loads(content_of(ask(here, "/copies/state"))) == {"phase": "running", "read": 0, "images": 20}
+        assert '<progress max="20" value="0">' in content_of(ask(here, "/copies"))
     go_on.set()
     for search in [each for each in threading.enumerate() if each.name == "copies"]:
         search.join(60)
@@ -242,12 +228,10 @@ def test_pictures_have_numbers_and_nothing_else(served):
 
 def test_a_folder_instead_of_a_run_is_indexed(few, monkeypatch):
     """A photograph that was added is on the page and in the index, by which a class is known or new."""
-    search = service("search", "a test")
-    search.load_run(few.run, "cpu").index(few.photos)
-    added = few.photos / "2" / "added.png"
-    shutil.copy(next(file for file in (few.photos / "0").iterdir()), added)
+    load_run(few.run, "cpu").index(few.photos)
+    shutil.copy(next((few.photos / "0").iterdir()), few.photos / "2" / "added.png")
     shown = []
-    of_folder = SimpleNamespace(run_of=lambda *_: (few.run, few.photos), load_run=search.load_run)
+    of_folder = SimpleNamespace(run_of=lambda *_: (few.run, few.photos), load_run=service("search", "a test").load_run)
     monkeypatch.setattr(commands, "service", lambda name, what: of_folder)
     monkeypatch.setattr(server, "serve", lambda collections, *_: shown.extend(collections))
     commands.browse(few.photos, port=0, opened=False, device="cpu")
@@ -274,8 +258,7 @@ def test_one_query_is_computed_at_a_time(tmp_path, monkeypatch):
         return "", 200
 
     monkeypatch.setattr(server, "Page", lambda *_: SimpleNamespace(draw=draw))
-    app = server.application([], tmp_path)
-    view = next(route.endpoint for route in app.routes if route.path == "/")
+    view = next(route.endpoint for route in server.application([], tmp_path).routes if route.path == "/")
     request = SimpleNamespace(url=SimpleNamespace(path="/"), query_params=server.QueryParams())
 
     async def all_at_once():

@@ -1,13 +1,13 @@
 """A folder of images and its index, which the tests of retrieval share and leave as they are."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from sklearn.datasets import load_digits
 
 from pml_ext import load_run, registry
 from pml_ext_search.collection.embedded import Embedded
-from pml_ext_search.embedding.embedding import SkippedImage
 from pml_ext_search.query.gallery import Gallery
 from pml_ext_search.trained import TrainedRun
+from pml_ext_train.launch.launch import train
+
+from ...overrides import typed
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -30,29 +32,28 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """200 digits as PNG files, one sub-folder a class, and two files that are no images."""
-    place = tmp_path_factory.mktemp("images")
-    write_digits(place, range(200))
+    place = write_digits(tmp_path_factory.mktemp("images"), range(200))
     (place / "2" / "broken.png").write_bytes(b"no image")
     (place / "notes.txt").write_text("no image either")
     (place / ".hidden.png").write_bytes(b"not looked at")
     return place
 
 
-def write_digits(place: Path, numbers: range) -> None:
+def write_digits(place: Path, numbers: range) -> Path:
+    """Write digits as files in a folder for each class."""
     digits = load_digits()
     for number in numbers:
         file = place / str(digits.target[number]) / f"{number:04d}.png"
         file.parent.mkdir(exist_ok=True, parents=True)
         Image.fromarray((digits.images[number] * 255 / 16).round().astype(np.uint8)).save(file)
+    return place
 
 
 @pytest.fixture(scope="session")
 def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two folders of 20 and of 25 digits, some in both."""
     place = tmp_path_factory.mktemp("few")
-    write_digits(place / "old", range(20))
-    write_digits(place / "new", range(10, 35))
-    return place / "old", place / "new"
+    return write_digits(place / "old", range(20)), write_digits(place / "new", range(10, 35))
 
 
 @pytest.fixture(scope="session")
@@ -61,14 +62,21 @@ def indexed(
 ) -> tuple[TrainedRun, Gallery]:
     """A run's collection; the run is this worker's own, as the other workers have other folders of images."""
     run = load_run(shutil.copytree(runs[0], tmp_path_factory.mktemp("indexed") / "run"), "cpu")
-    with warnings.catch_warnings(action="ignore", category=SkippedImage):
-        return run, run.index(folder)
+    return run, run.index(folder)
 
 
 @pytest.fixture(scope="session")
 def whole(runs: tuple[Path, Path], folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embeddings of the folder in Parquet files; needs the extra parquet."""
+    """The embeddings of the folder in Parquet files."""
+    pytest.importorskip("pyarrow", reason="needs the extra parquet")
     return load_run(runs[0], "cpu").embed_part(folder, out=tmp_path_factory.mktemp("whole") / "parts")
+
+
+def trained(recipe: str, out: Path, *settings: str) -> list[dict[str, Any]]:
+    """Train a run without a report, which takes most of the time of a short one: its metrics."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
+        return train(recipe, out=out, overrides=typed(settings), device="cpu")
 
 
 def made_up(
@@ -80,8 +88,9 @@ def made_up(
     run.collection.create(replace=True)
     written = run.collection.append([os.fsencode(folder / path) for path in paths], [(1, 1)] * count, points.numpy())
     stats = np.ones((count, 2), dtype=np.int64)
-    numbers = np.array([*written.values()])
-    run.collection.write_index(Embedded(folder, paths, points, {}, stats, count, numbers), factory)
+    run.collection.write_index(
+        Embedded(folder, paths, points, {}, stats, count, np.array([*written.values()])), factory
+    )
     return run.gallery()
 
 
@@ -132,14 +141,57 @@ def killed(work: Callable[[], Any], flushes: int) -> None:
 
 @pytest.fixture
 def make(runs: tuple[Path, Path], tmp_path: Path) -> Callable[..., TrainedRun]:
-    """Load the first run with a collection of its own."""
-    return lambda store="store", **settings: load_run(runs[0], "cpu", store=tmp_path / store, **settings)
+    """Load the first run with a collection of its own, and index a folder if one is given."""
+
+    def load(store: str = "store", indexed: Path | None = None, **settings: Any) -> TrainedRun:
+        run = load_run(runs[0], "cpu", store=tmp_path / store, **settings)
+        if indexed is not None:
+            run.index(indexed)
+        return run
+
+    return load
 
 
 @pytest.fixture
 def command(pml_ext_command: Command) -> Command:
     """Runs the command line in this process, under a shorter name."""
     return pml_ext_command
+
+
+@pytest.fixture
+def json_of(command: Command) -> Callable[..., Any]:
+    """Runs a command that has to succeed: what it prints as JSON."""
+
+    def run(*arguments: object) -> Any:
+        done = command(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture
+def text_of(command: Command) -> Callable[..., str]:
+    """Runs a command that has to succeed: the words that it prints, with single spaces."""
+
+    def run(*arguments: object) -> str:
+        done = command(*arguments)
+        assert done.returncode == 0, done.stderr
+        return " ".join(done.stdout.split())
+
+    return run
+
+
+@pytest.fixture
+def refused(command: Command) -> Callable[..., str]:
+    """Runs a command that has to be refused: its error, with single spaces."""
+
+    def run(*arguments: object) -> str:
+        done = command(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        return " ".join(done.stderr.split())
+
+    return run
 
 
 @pytest.fixture
@@ -163,20 +215,17 @@ def images(tmp_path: Path) -> Path:
 
 def rows(images: Path) -> int:
     """How many files the collection beside a folder has embeddings of."""
-    if not (images.parent / "store" / "images.sqlite").exists():
-        return 0
     with contextlib.closing(sqlite3.connect(images.parent / "store" / "images.sqlite")) as connection:
         return connection.execute("SELECT count(*) FROM embedded").fetchone()[0]
 
 
-def execute(images: Path, statement: str) -> None:
+def execute(images: Path, statement: str, *values: object) -> None:
     """Change the database of the collection beside a folder."""
-    with contextlib.closing(sqlite3.connect(images.parent / "store" / "images.sqlite")) as connection:
-        connection.execute(statement)
-        connection.commit()
+    with contextlib.closing(sqlite3.connect(images.parent / "store" / "images.sqlite")) as connection, connection:
+        connection.execute(statement, values)
 
 
-def of_index(run: TrainedRun) -> tuple[Sequence[str], list[int]]:
-    """Return the paths and ids of an index."""
+def ids_of(run: TrainedRun) -> dict[str, int]:
+    """The ids of an index by path."""
     embedded = run.gallery().embedded
-    return embedded.paths, embedded.ids.tolist()
+    return dict(zip(embedded.paths, embedded.ids.tolist(), strict=True))

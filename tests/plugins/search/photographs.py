@@ -16,14 +16,17 @@ def write_copies(place, number):
     place.mkdir(parents=True, exist_ok=True)
     image = photograph(number)
     name = f"{number:02d}"
-    image.save(place / f"{name}-original.png")
-    image.save(place / f"{name}-75.jpg", quality=75)
-    image.save(place / f"{name}-40.jpg", quality=40)
-    image.resize((106, 80)).save(place / f"{name}-half.png")
-    image.save(place / f"{name}-webp.webp", quality=80)
-    image.crop((3, 2, 210, 158)).save(place / f"{name}-crop.png")
-    ImageEnhance.Brightness(image).enhance(1.2).save(place / f"{name}-brighter.png")
-    image.resize((426, 320)).save(place / f"{name}-doubled.png")
+    for change, changed, options in (
+        ("original.png", image, {}),
+        ("75.jpg", image, {"quality": 75}),
+        ("40.jpg", image, {"quality": 40}),
+        ("half.png", image.resize((106, 80)), {}),
+        ("webp.webp", image, {"quality": 80}),
+        ("crop.png", image.crop((3, 2, 210, 158)), {}),
+        ("brighter.png", ImageEnhance.Brightness(image).enhance(1.2), {}),
+        ("doubled.png", image.resize((426, 320)), {}),
+    ):
+        changed.save(place / f"{name}-{change}", **options)
 
 
 def stacked(tensors):

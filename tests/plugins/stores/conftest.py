@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import postgresql
 
-from ..search.conftest import command, folder, make  # noqa: F401 (fixtures)
+from ..search.conftest import command, folder, json_of, make, refused, text_of  # noqa: F401 (fixtures)
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,21 @@
-"""Clusters of a folder's images, their table and their sheets."""
+"""Clusters of a folder's images: groups, tables, contact sheets, and the command."""
 
+import csv
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from scipy.sparse.csgraph import connected_components
+from sklearn.metrics.pairwise import cosine_similarity
 
 from pml_ext.errors import ConfigError
+from pml_ext.evaluation import purity
 from pml_ext_search.cluster.clusters import REST, group
+from pml_ext_search.cluster.first_neighbors import first_neighbor_partitions
 from pml_ext_search.collection.embedded import Embedded
+
+pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 
 
 def blobs(sizes, dimensions=16, spread=0.05):
@@ -18,32 +24,29 @@ def blobs(sizes, dimensions=16, spread=0.05):
     centers = torch.randn(len(sizes), dimensions, generator=generator)
     labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     points = centers[labels] + spread * torch.randn(len(labels), dimensions, generator=generator)
-    names = [f"class {label}" for label in labels.tolist()]
-    paths = [f"{name}/{number}.png" for number, name in enumerate(names)]
+    paths = [f"class {label}/{number}.png" for number, label in enumerate(labels.tolist())]
     return Embedded(None, paths, torch.nn.functional.normalize(points), {})
 
 
-def test_each_image_joins_a_cluster_of_its_class():
-    embedded = blobs([40, 30, 20])
-    grouping = group(embedded, "auto")
-    sizes = [len(each.members) for each in grouping.clusters]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sum(sizes) == 90
+@pytest.mark.parametrize(
+    ("sizes", "compared", "method"),
+    [
+        ([40, 30, 20], 100, "first neighbors"),
+        ([400, 300, 200], 90, "first neighbors of 90 images, drawn at random; the others by their nearest"),
+    ],
+)
+def test_each_image_joins_a_cluster_of_its_class(sizes, compared, method, monkeypatch):
+    monkeypatch.setattr("pml_ext_search.cluster.clusters.COMPARED", compared)
+    grouping = group(blobs(sizes), "auto")
+    assert grouping.method == method
+    found = [len(each.members) for each in grouping.clusters]
+    assert found == sorted(found, reverse=True)
+    assert sum(found) == sum(sizes)
     assert all(each.share == 1 for each in grouping.clusters)
     assert np.isfinite(grouping.distances).all()
-    assert grouping.method == "first neighbors"
     finer, *coarser = grouping.other_numbers
-    assert finer > len(sizes)
-    assert all(number < len(sizes) for number in coarser)
-
-
-def test_a_large_collection_is_clustered_by_a_sample(monkeypatch):
-    embedded = blobs([400, 300, 200])
-    monkeypatch.setattr("pml_ext_search.cluster.clusters.COMPARED", 90)
-    grouping = group(embedded, "auto")
-    assert grouping.method == "first neighbors of 90 images, drawn at random; the others by their nearest"
-    assert sum(len(each.members) for each in grouping.clusters) == 900
-    assert all(each.share == 1 for each in grouping.clusters)
+    assert finer > len(found)
+    assert all(number < len(found) for number in coarser)
 
 
 @pytest.mark.parametrize("chosen", [None, [*range(0, 91, 2)]])
@@ -78,23 +81,110 @@ def test_joined_groups_keep_the_smallest_number():
             whole.joined([wrong])
 
 
+def test_few_and_equal_points_are_one_cluster():
+    assert as_sets(first_neighbor_partitions(torch.eye(4)[[0, 0, 0, 0, 1, 1, 1]])[0]) == {(0, 1, 2, 3), (4, 5, 6)}
+    assert [labels.tolist() for labels in first_neighbor_partitions(torch.eye(4)[:1])] == [[0]]
+    assert [labels.tolist() for labels in first_neighbor_partitions(torch.eye(4)[:2])] == [[0, 0]]
+
+
 def test_only_sheets_of_an_earlier_table_are_removed(make, few, tmp_path, monkeypatch):
-    photos = tmp_path / "photos"
-    shutil.copytree(few[0], photos)
-    mine = {name: Image.new("L", (8, 8), number * 20) for number, name in enumerate(["mine.png", "cluster-7.png"])}
-    for name, image in mine.items():
-        image.save(photos / name)
-    content = {name: (photos / name).read_bytes() for name in mine}
+    photos = shutil.copytree(few[0], tmp_path / "photos")
+    mine = [photos / "mine.png", photos / "cluster-7.png"]
+    for file in mine:
+        shutil.copy(next(photos.glob("1/*")), file)
+    content = [file.read_bytes() for file in mine]
     run = make()
     assert {*run.cluster(photos, 5, photos).values()} == {*range(5)}
     monkeypatch.setattr("pml_ext_search.cluster.clusters.SHEETS", 1)
     run.cluster(photos, 2, photos)
-    assert {name: (photos / name).read_bytes() for name in mine} == content
-    assert sorted(path.name for path in photos.glob("cluster-0*.png")) == ["cluster-000.png"]
-    (tmp_path / "out").mkdir()
-    for name in ("cluster-000.png", "clusters.csv"):
-        (tmp_path / "out" / name).write_bytes(b"mine")
-        with pytest.raises(ConfigError, match=rf"{name} was not written by pml-ext cluster; type -o FOLDER"):
-            run.cluster(few[0], 2, tmp_path / "out")
-        assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"mine"]
-        (tmp_path / "out" / name).unlink()
+    assert [file.read_bytes() for file in mine] == content
+    assert [path.name for path in photos.glob("cluster-0*.png")] == ["cluster-000.png"]
+
+
+def partitions_by_a_loop(points):
+    """FINCH as in the paper: i and j are linked if one is the other's first neighbor, or if both have the same one."""
+    rows = points.double().numpy()
+    labels = np.arange(len(rows))
+    partitions = []
+    while True:
+        similarities = cosine_similarity([rows[labels == label].mean(0) for label in range(labels.max() + 1)])
+        np.fill_diagonal(similarities, -np.inf)
+        first = similarities.argmax(1)
+        linked = (first[:, None] == np.arange(len(first))) | (first[:, None] == first)
+        count, joined = connected_components(linked, directed=False)
+        if count == 1:
+            return partitions
+        labels = joined[labels]
+        partitions.append(as_sets(labels))
+
+
+def as_sets(labels):
+    return {tuple(np.flatnonzero(labels == label).tolist()) for label in np.unique(labels)}
+
+
+def test_partitions_are_those_of_a_loop():
+    points = torch.nn.functional.normalize(torch.randn(120, 12, generator=torch.Generator().manual_seed(0)))
+    found = [as_sets(labels) for labels in first_neighbor_partitions(points)]
+    assert len(found) > 1
+    assert found == partitions_by_a_loop(points)
+
+
+@pytest.mark.parametrize("name", ["cluster-000.png", "clusters.csv"])
+def test_files_of_others_are_not_overwritten(make, few, tmp_path, name):
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(ConfigError, match=rf"{name} was not written by pml-ext cluster; type -o FOLDER"):
+        make().cluster(few[0], 2, tmp_path)
+    assert [path.read_bytes() for path in tmp_path.glob("cl*")] == [b"mine"]
+
+
+def rows_of(place):
+    return list(csv.DictReader((place / "clusters.csv").open(newline="")))
+
+
+def test_clusters_their_table_and_their_sheets(json_of, indexed, folder, tmp_path):
+    run = indexed[0]
+    place = tmp_path / "clusters"
+    told = json_of("cluster", run.folder, folder, "--clusters", "12", "-o", place)
+    sheets = [str(place / f"cluster-{number:03d}.png") for number in range(12)]
+    assert [each["sheet"] for each in told["clusters"]] == sheets == sorted(map(str, place.glob("cluster-*.png")))
+    assert told["table"] == str(place / "clusters.csv")
+    rows = rows_of(place)
+    numbers = [int(row["cluster"]) for row in rows]
+    sizes = np.bincount(numbers).tolist()
+    assert sum(sizes) == 200
+    assert sizes == sorted(sizes, reverse=True)
+    assert purity([int(row["class"]) for row in rows], numbers) > 0.6
+    with pytest.raises(ConfigError, match="--clusters 201: wanted 201 images or more; .* has 200"):
+        run.cluster(folder, 201, tmp_path / "none")  # as many as there are files, but one is unreadable
+    assert not (tmp_path / "none").exists()
+    for each in told["clusters"]:
+        mine = [row for row in rows if int(row["cluster"]) == each["number"]]
+        own = [row["class"] for row in mine]
+        assert len(each["members"]) == len(mine)
+        assert each["share"] == max(own.count(name) for name in own) / len(own) == own.count(each["name"]) / len(own)
+        apart = [float(rows[member]["distance_to_center"]) for member in each["members"]]
+        assert apart == sorted(apart)
+        assert all(row["path"].startswith(f"{row['class']}/") for row in mine)
+
+
+def test_other_numbers_of_clusters_are_suggested(json_of, text_of, indexed, folder, tmp_path):
+    line = ("cluster", indexed[0].folder, folder, "--clusters", "auto", "-o", tmp_path / "clusters")
+    told = json_of(*line)
+    found = f"{len(told['clusters'])} clusters by first neighbors. For smaller or larger ones: "
+    assert f"{found}--clusters {told['other_numbers'][0]}" in text_of(*line)
+
+
+def test_the_rest_is_marked_in_table_and_sheets(command, json_of, text_of, indexed, folder, tmp_path):
+    place = tmp_path / "clusters"
+    options = ("cluster", indexed[0].folder, folder, "--clusters", 30, "--min-size", 7, "-o", place)
+    told = json_of(*options)
+    *groups, rest = told["clusters"]
+    assert [each["rest"] for each in told["clusters"]] == [False] * len(groups) + [True]
+    assert min(len(each["members"]) for each in groups) >= 7
+    rows = [row for row in rows_of(place) if row["cluster"] == "rest"]
+    assert [(row["distance_to_center"], row["sheet"]) for row in rows] == [("", "cluster-rest.png")] * len(rows)
+    assert len(rows) == len(rest["members"])
+    assert rest["sheet"] == str(place / "cluster-rest.png")
+    assert f"{len(groups)} clusters by k-means; rest: {len(rows)} images in no group of 7 or more" in text_of(*options)
+    command("cluster", indexed[0].folder, folder, "--clusters", 3, "-o", place)
+    assert not (place / "cluster-rest.png").exists()

@@ -1,4 +1,4 @@
-"""A pass over a folder: what interrupts it, what it cannot look at, and what it tells."""
+"""A pass over a folder: what interrupts it, what it cannot read, what it reports; parts of other processes."""
 
 import math
 import os
@@ -7,6 +7,7 @@ import shlex
 import shutil
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
@@ -17,8 +18,11 @@ from pml_ext_search.collection.problems import StoreWarning
 from pml_ext_search.embedding import folder_pass, reading
 from pml_ext_search.embedding.embedding import SkippedImage
 
-from ..conftest import execute, flip, full, halve, killed, of_index, rows
+from ..conftest import execute, flip, full, halve, ids_of, killed, rows
 from ..drawings import write_some
+
+pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
+DAMAGED = ("cut.jpg", "cut.png", "empty.gif", "flipped.png", "floats.tiff", "text.webp")
 
 
 def test_a_full_disk_keeps_what_was_written(make, images, command, runs, monkeypatch):
@@ -28,10 +32,8 @@ def test_a_full_disk_keeps_what_was_written(make, images, command, runs, monkeyp
     written = []
 
     def full_later(file):
-        if len(written) == 2:
-            full()
         written.append(file)
-        return real(file)
+        return full() if len(written) > 2 else real(file)
 
     monkeypatch.setattr(os, "fsync", full_later)
     done = command("index", runs[0], images, "--store", images.parent / "store")
@@ -71,7 +73,7 @@ def test_images_that_cannot_be_looked_at_keep_ids(make, images, monkeypatch, inn
     shutil.copy(next(images.glob("class 2/*")), images / "class 1" / "inner" / "more.png")
     run = make()
     run.index(images, factory="IVF4,Flat")
-    before = dict(zip(*of_index(run), strict=True))
+    before = ids_of(run)
     real = os.scandir
 
     def scandir(place):
@@ -83,12 +85,12 @@ def test_images_that_cannot_be_looked_at_keep_ids(make, images, monkeypatch, inn
     for factory in ("IVF4,Flat", ""):
         with pytest.warns(SkippedImage, match=f"{inner}: cannot be read"):
             gallery = run.index(images, factory=factory)
-        assert dict(zip(*of_index(run), strict=True)) == before
+        assert ids_of(run) == before
         assert gallery.changes == (0, 0, 0, 31)
         assert len(run.query(next(images.glob("class 2/*")), 30)[0].paths) == 30
     monkeypatch.undo()
     assert run.index(images).changes == (0, 0, 0, 31)
-    assert dict(zip(*of_index(run), strict=True)) == before
+    assert ids_of(run) == before
     assert make().embed_folder(images).new == 0
 
 
@@ -107,23 +109,16 @@ def test_files_that_are_no_images_are_named_once(make, images):
         f"skipped {images}/gone.png: a link to what is not there",
         f"skipped 2 files, the first {images}/1.xmp: not named like an image",
     ]
-    with pytest.warns(SkippedImage) as heard:
-        embedded = make(workers=1).embed_folder(images)
-    assert sorted(lines_of(heard)) == first
+    embedded, lines = skipping(make(workers=1).embed_folder, images)
+    assert sorted(lines) == first
     assert (embedded.new, len(embedded.skipped)) == (5, 5)
     (images / "3.xmp").touch()
-    with pytest.warns(SkippedImage) as heard:
-        make().embed_folder(images)
-    assert lines_of(heard) == [f"skipped {images}/3.xmp: not named like an image"]
+    _, lines = skipping(make().embed_folder, images)
+    assert lines == [f"skipped {images}/3.xmp: not named like an image"]
     with warnings.catch_warnings(action="error"):
         again = make().embed_folder(images)
     assert (again.new, len(again.skipped)) == (0, 6)
-    with pytest.warns(SkippedImage) as heard:
-        make().index(images)
-    assert len(lines_of(heard)) == 4
-
-
-DAMAGED = ("cut.jpg", "cut.png", "empty.gif", "flipped.png", "floats.tiff", "text.webp")
+    assert len(skipping(make().index, images)[1]) == 4
 
 
 def write_damaged(images):
@@ -139,8 +134,11 @@ def write_damaged(images):
     (images / "text.webp").write_text("no image")
 
 
-def lines_of(heard):
-    return [str(one.message) for one in heard if one.category is SkippedImage]
+def skipping(call, *arguments):
+    """What a call returns, and its warnings of skipped files."""
+    with pytest.warns(SkippedImage) as heard:
+        found = call(*arguments)
+    return found, [str(one.message) for one in heard if one.category is SkippedImage]
 
 
 def counting(monkeypatch):
@@ -156,21 +154,16 @@ def counting(monkeypatch):
 def test_damaged_files_are_named_and_read_once(make, images, monkeypatch):
     write_some(images, range(5))
     write_damaged(images)
-    with pytest.warns(SkippedImage) as heard:
-        first = make().index(images).embedded
-    assert len(lines_of(heard)) == 2  # one for each kind of reason
+    first, lines = skipping(make().index, images)
+    assert len(lines) == 2  # one for each kind of reason
     read = counting(monkeypatch)
     for _ in range(2):
-        with pytest.warns(SkippedImage) as heard:
-            again = make().embed_folder(images)
-        (line,) = lines_of(heard)
+        again, (line,) = skipping(make().embed_folder, images)
         assert line.startswith(f"6 damaged images of {images} skipped; to name them, type: pml-ext index ")
         assert (again.new, sorted(again.skipped), read) == (0, sorted(DAMAGED), [])
-        assert again.paths == first.paths
+        assert again.paths == first.embedded.paths
         assert all(why.startswith(f"{images / name}: ") for name, why in again.skipped.items())
-    with pytest.warns(SkippedImage) as heard:
-        make().index(images)
-    assert len(lines_of(heard)) == 2
+    assert len(skipping(make().index, images)[1]) == 2
     assert sorted(read) == sorted(DAMAGED)
 
 
@@ -178,8 +171,7 @@ def test_damaged_files_are_named_and_read_once(make, images, monkeypatch):
 def test_a_mended_file_is_read_again(make, images, monkeypatch, workers):
     write_some(images, range(5))
     write_damaged(images)
-    with pytest.warns(SkippedImage):
-        make(workers=workers).embed_folder(images)
+    make(workers=workers).embed_folder(images)
     (images / "text.webp").write_bytes(next(images.glob("class 1/*")).read_bytes())
     (images / "empty.gif").unlink()
     with pytest.warns(SkippedImage, match="4 damaged images of .* skipped$"):  # no index has names of them
@@ -187,9 +179,8 @@ def test_a_mended_file_is_read_again(make, images, monkeypatch, workers):
     assert (embedded.new, len(embedded.skipped)) == (1, 4)
     monkeypatch.setattr("PIL.__version__", "99.0")
     read = counting(monkeypatch)
-    with pytest.warns(SkippedImage) as heard:
-        make().embed_folder(images)
-    assert (len(read), len(lines_of(heard))) == (4, 2)
+    assert len(skipping(make().embed_folder, images)[1]) == 2
+    assert len(read) == 4
 
 
 def test_errors_that_may_pass_are_tried_again(make, images, monkeypatch):
@@ -210,8 +201,7 @@ def test_errors_that_may_pass_are_tried_again(make, images, monkeypatch):
     monkeypatch.setattr(Image, "open", opened)
     monkeypatch.setenv("PML_EXT_MAX_PIXELS", "80000")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
-    with pytest.warns(SkippedImage):
-        assert make().embed_folder(images).new == 3
+    assert make().embed_folder(images).new == 3
     monkeypatch.undo()
     assert make().embed_folder(images).new == 3
 
@@ -234,19 +224,14 @@ def test_a_second_query_names_no_skipped_files(images, command, tmp_path, monkey
     write_damaged(images)
     (images / "@eaDir").mkdir()
     (images / "1.xmp").touch()
-    first = command("query", images, next(images.glob("class 1/*")), "--json")
+    first, again = (command("query", images, next(images.glob("class 1/*")), "--json") for _ in range(2))
     assert first.returncode == 0, first.stderr
-    assert first.stderr.count("not a readable image") >= 1
-    again = command("query", images, next(images.glob("class 1/*")), "--json")
-    assert again.returncode == 0, again.stderr
     assert again.stdout == first.stdout
-    assert "@eaDir" in first.stderr
-    assert "1.xmp" in first.stderr
-    assert "@eaDir" not in again.stderr
-    assert "1.xmp" not in again.stderr
-    (line,) = [line for line in again.stderr.splitlines() if "damaged" in line or "readable" in line]
+    for text in ("not a readable image", "@eaDir", "1.xmp"):
+        assert text in first.stderr
+        assert text not in again.stderr
+    (line,) = [line for line in again.stderr.splitlines() if "damaged" in line]
     checked = command(*shlex.split(line.partition("type: pml-ext ")[2]))
-    assert checked.returncode == 0, checked.stderr
     assert checked.stdout.splitlines()[1] == f"6 damaged and not indexed: {', '.join(DAMAGED)}"
 
 
@@ -265,8 +250,7 @@ def test_a_second_pass_waits_with_a_warning(make, images, monkeypatch):
     run = make()
     monkeypatch.setattr("warnings.warn", told)
     with pytest.warns(StoreWarning, match="another process embeds images into"):
-        embedded = run.embed_folder(images)
-    assert embedded.new == 5
+        assert run.embed_folder(images).new == 5
 
 
 def test_progress_of_a_pass_is_reported(make, images, command, runs, monkeypatch):
@@ -279,7 +263,28 @@ def test_progress_of_a_pass_is_reported(make, images, command, runs, monkeypatch
     monkeypatch.setattr("pml_ext_train.cli.output.SECONDS", 0.0)
     shutil.rmtree(images.parent / "store")
     done = command("embed", runs[0], images, "-o", images.parent / "all.npz", "--store", images.parent / "store")
-    assert done.returncode == 0
-    lines = done.stderr.splitlines()
-    assert len(lines) == 3
-    assert re.fullmatch(r"embedded 128 of 130 images: \d+ images/s, \d:\d\d:\d\d left", lines[1])
+    _, line, _ = done.stderr.splitlines()
+    assert re.fullmatch(r"embedded 128 of 130 images: \d+ images/s, \d:\d\d:\d\d left", line)
+
+
+def test_index_takes_parts_up_without_embedding(make, folder, whole, monkeypatch, json_of, runs, tmp_path):
+    run = make("from parts")
+    monkeypatch.setattr(run.images.computed, "forward", None)
+    assert len(run.write_index(whole)) == 200
+    assert run.write_index(whole).changes == (0, 0, 0, 200)
+    monkeypatch.undo()
+    own = make("own").index(folder)
+    assert np.array_equal(own.embedded.embeddings.numpy(), run.gallery().embedded.embeddings.numpy())
+    assert list(run.gallery().embedded.paths) == list(own.embedded.paths)
+    assert json_of("index", runs[0], "--from", whole, "--store", tmp_path / "told")["images"] == 200
+
+
+def test_embeddings_of_an_address_need_a_folder(make, whole, tmp_path, monkeypatch):
+    from pml_ext_parts import reading
+
+    run = make()
+    about = reading.about
+    monkeypatch.setattr(reading, "about", lambda file: about(file) | {"folder": "s3://bucket/photos"})
+    with pytest.raises(ConfigError, match=r"the images are of s3://bucket/photos; type: pml-ext index RUN FOLDER"):
+        run.write_index(whole)
+    assert len(run.write_index(whole, tmp_path)) == 200

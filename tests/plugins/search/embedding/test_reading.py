@@ -1,11 +1,13 @@
-"""Images of a folder, listed and read in batches, and single images as tensors."""
+"""Images of folders and tables, listed, cut and read in batches, and single images as tensors."""
 
 import contextlib
 import os
 import shutil
 import subprocess
 import sys
-import types
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from pml_ext_fit.unlabeled import has_no_labels
 from pml_ext_search.embedding import reading
 from pml_ext_search.embedding.embedding import SkippedImage
 from pml_ext_search.embedding.reading import default_workers, listed
+from pml_ext_search.embedding.table_images import cut_images
 from pml_ext_train.data import build_transforms, list_folder
 from pml_ext_train.data.folder import folder as image_folder
 from pml_ext_train.networks.trunks import builtin_trunk
@@ -25,41 +28,27 @@ from pml_ext_train.networks.trunks import builtin_trunk
 from ..drawings import write_some
 
 
-def pipe(place):
-    os.mkfifo(place / "class 0" / "pipe.png")
-    return ["class 0/pipe.png"]
-
-
-def loop(place):
-    (place / "class 0" / "loop.png").symlink_to(place / "class 0" / "loop.png")
-    return ["class 0/loop.png"]
-
-
-def vanishing(place):
-    (place / "class 0" / "vanishing.png").write_bytes(b"")
-    return ["class 0/vanishing.png"]
-
-
-@pytest.mark.parametrize("odd", [pipe, loop, vanishing])
-def test_an_odd_file_is_skipped_by_itself(make, images, monkeypatch, odd):
+@pytest.mark.parametrize(
+    ("odd", "create"), [("pipe", os.mkfifo), ("loop", lambda file: file.symlink_to(file)), ("vanishing", Path.touch)]
+)
+def test_an_odd_file_is_skipped_by_itself(make, images, monkeypatch, odd, create):
     write_some(images, range(10))
-    names = odd(images)
+    file = images / "class 0" / f"{odd}.png"
+    create(file)
     real = os.scandir
 
     def scandir(place):
         found = [*real(place)]
-        if str(place).endswith("class 0"):
-            (images / "class 0" / "vanishing.png").unlink(missing_ok=True)
+        if odd == "vanishing" and Path(place) == file.parent:
+            file.unlink(missing_ok=True)
         return contextlib.nullcontext(found)
 
-    if odd is vanishing:
-        monkeypatch.setattr("os.scandir", scandir)
+    monkeypatch.setattr("os.scandir", scandir)
     with pytest.warns(SkippedImage):
-        embedded = make().index(images).embedded
-    assert (len(embedded.paths), sorted({*names} & {*embedded.paths})) == (10, [])
-    if odd is pipe:
+        assert len(make().index(images).embedded.paths) == 10
+    if odd == "pipe":
         with pytest.raises(DataError, match=r"pipe.png: not a regular file"):
-            make().embed(images / names[0])
+            make().embed(file)
 
 
 def test_folders_may_be_nested_deeply(make, images):
@@ -78,21 +67,21 @@ def test_folders_may_be_nested_deeply(make, images):
 
 def test_runs_and_contact_sheets_are_not_indexed(make, images, runs):
     write_some(images, range(20))
-    shutil.copytree(runs[0], images / "class 1" / "my run", ignore=shutil.ignore_patterns("collection"))
-    (images / "class 1" / "my run" / "figures").mkdir(exist_ok=True)
-    shutil.copy(next(images.glob("class 2/*")), images / "class 1" / "my run" / "figures" / "curve.png")
+    inner = images / "class 1" / "my run"
+    shutil.copytree(runs[0], inner, ignore=shutil.ignore_patterns("collection"))
+    (inner / "figures").mkdir(exist_ok=True)
+    shutil.copy(next(images.glob("class 2/*")), inner / "figures" / "curve.png")
     run = make()
     with pytest.warns(SkippedImage) as heard:
         run.cluster(images, 3, out=images / "groups")
-    told = [str(one.message) for one in heard if one.category is SkippedImage]
-    assert len(told) == 1
-    assert "my run: the folder of a run, whose figures are not read as images" in told[0]
-    (images / "groups" / "my own.png").write_bytes(next(images.glob("class 1/*.png")).read_bytes())
+    (line,) = [str(one.message) for one in heard if one.category is SkippedImage]
+    assert "my run: the folder of a run, whose figures are not read as images" in line
+    shutil.copy(next(images.glob("class 1/*.png")), images / "groups" / "my own.png")
     for _ in range(2):
         with pytest.warns(SkippedImage, match="contact sheets are not read as images"):
-            embedded = run.index(images).embedded
-        assert len(embedded.paths) == 21
-        assert "groups/my own.png" in embedded.paths
+            paths = run.index(images).embedded.paths
+        assert len(paths) == 21
+        assert "groups/my own.png" in paths
 
 
 @pytest.mark.parametrize(
@@ -159,16 +148,14 @@ def test_kinds_of_images_that_embed_accepts(indexed, folder):
     assert [answer.query for answer in indexed[0].query((a for a in arrays), 1)] == ["image 0", "image 1", "image 2"]
 
 
-def test_scripts_have_no_workers_by_default(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("main", "has_workers"),
+    [({"__file__": "/usr/bin/pml-ext"}, True), ({"__file__": "script.py"}, False), ({}, True)],
+)
+def test_scripts_have_no_workers_by_default(monkeypatch, main, has_workers):
     """Each worker would execute the script again."""
-    counts = []
-    for file in ("bin/pml-ext", "script.py", None):
-        main = types.ModuleType("__main__")
-        if file is not None:
-            main.__file__ = str(tmp_path / file)
-        monkeypatch.setitem(sys.modules, "__main__", main)
-        counts.append(default_workers(5_000) > 0)
-    assert counts == ([True, False, True] if sys.platform == "linux" else [False] * 3)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=None, **main))
+    assert (default_workers(5_000) > 0) == (has_workers and sys.platform == "linux")
     assert default_workers(100) == 0
 
 
@@ -223,3 +210,77 @@ def test_one_image_has_one_vector(tmp_path, size):
             vectors.append(one_vector.vector(trunk, steps(reading.as_tensor(source, 3, steps.smallest))))
     assert torch.equal(vectors[1], vectors[2])
     assert 1 - vectors[0] @ vectors[1] < 1e-3
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A table of two photographs, one with two boxes."""
+    (tmp_path / "photos").mkdir()
+    for name in ("a", "b"):
+        Image.effect_noise((30, 20), 90).convert("RGB").save(tmp_path / "photos" / f"{name}.png")
+    return written(tmp_path, "lynx,photos/a.png,0,0,10,20", "fox,photos/a.png,12,5,30,20", "fox,photos/b.png,,,,")
+
+
+def written(place, *rows):
+    file = place / "animals.csv"
+    file.write_text("\n".join(["label,path,x_1,y_1,x_2,y_2", *rows]))
+    return file
+
+
+def cuts(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.png"))
+
+
+def test_each_box_is_an_image_of_its_own(table, tmp_path):
+    folder = tmp_path / "cut"
+    cut_images(table, folder, 3, {})
+    assert cuts(folder) == [
+        "fox/photos-a.png.12-5-30-20.png",
+        "fox/photos-b.png.png",
+        "lynx/photos-a.png.0-0-10-20.png",
+    ]
+    whole = np.asarray(Image.open(tmp_path / "photos" / "a.png"))
+    assert np.array_equal(np.asarray(Image.open(folder / "fox" / "photos-a.png.12-5-30-20.png")), whole[5:20, 12:30])
+    cut_images(table, folder, 1, {})  # nothing is new
+    assert Image.open(folder / "fox" / "photos-b.png.png").mode == "RGB"
+
+
+def test_what_a_table_no_longer_lists_is_deleted(table, tmp_path):
+    folder = tmp_path / "cut"
+    cut_images(table, folder, 3, {})
+    (folder / "lynx" / ".photos-a.png.0-0-10-20.png.1-2-3.tmp").touch()  # of a command that was killed
+    os.utime(tmp_path / "photos" / "a.png", ns=(5, 5))
+    written(tmp_path, "fox,photos/a.png,12,5,30,20")
+    cut_images(table, folder, 3, {})
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    assert [path.relative_to(folder).as_posix() for path in files] == ["fox/photos-a.png.12-5-30-20.png"]
+    assert files[0].stat().st_mtime_ns == 5  # written again: the photograph is another
+
+
+def test_photographs_that_cannot_be_read_are_left_out(table, tmp_path):
+    (tmp_path / "photos" / "b.png").write_bytes(b"no image")
+    with pytest.warns(SkippedImage, match=r"b.png: not a readable image"):
+        cut_images(table, tmp_path / "cut", 3, {})
+    assert len(cuts(tmp_path / "cut")) == 2
+    (tmp_path / "photos" / "b.png").unlink()
+    missing = r"b.png: no such file, but .*animals.csv lists it \(1 are missing\); paths are"
+    with pytest.raises(DataError, match=missing):
+        cut_images(table, tmp_path / "cut", 3, {})
+
+
+def test_boxes_are_indexed_and_found(make, table, tmp_path):
+    run = make()
+    assert len(run.index(table)) == 3
+    folder = tmp_path / "store-images"
+    assert run.indexed_folder() == folder
+    (answer,) = run.query(folder / "fox" / "photos-a.png.12-5-30-20.png", k=2)
+    assert sorted(answer.paths) == ["fox/photos-b.png.png", "lynx/photos-a.png.0-0-10-20.png"]
+    written(tmp_path, "lynx,photos/a.png,0,0,10,20", "fox,photos/b.png,,,,")
+    with warnings.catch_warnings(action="error"):
+        assert run.index(table).changes[:3] == (0, 0, 1)
+
+
+def test_several_processes_cut_no_boxes(make, table, monkeypatch):
+    monkeypatch.setattr("pml_ext_search.query.search_index.num_processes", lambda: 2)
+    with pytest.raises(ConfigError, match=r"the images of a table are cut by one process; leave out torchrun"):
+        make().index(table)
