@@ -192,7 +192,6 @@ def test_unknown_items_are_nobodys_positive():
         assert weights[i, j].item() == pytest.approx(math.nan if both else float(labels[i] == labels[j]), nan_ok=True)
 
 
-NUMPY_ZERO = torch.zeros(1, dtype=torch.long).numpy()[0]
 PAIR_LOSSES = [c.name for c in registry.components("loss") if issubclass(c.cls, PairLoss)]
 MINERS = [c.name for c in registry.components("miner") if issubclass(c.cls, PairMiner)]
 
@@ -217,7 +216,7 @@ OF_SETS = CBMLLoss(relation=SharedLabel())
         (lambda: WithRelation(losses.ArcFaceLoss(3, 4), SharedLabel()), TypeError, "does not compare pairs"),
         (lambda: CBMLLoss()(points(), torch.arange(B), relation=FromMatrix(torch.eye(3))), ValueError, "3 rows"),
         (
-            lambda: Hierarchy(["a/b"]).tensor([NUMPY_ZERO], 1),
+            lambda: Hierarchy(["a/b"]).tensor([torch.zeros(1, dtype=torch.long).numpy()[0]], 1),
             TypeError,
             "needs a tensor of integers",
         ),
