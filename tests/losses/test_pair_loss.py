@@ -124,6 +124,8 @@ def test_batches_without_pairs_are_equal_in_tiles(name):
         dense, tiled = (outcome(kind(tile_size=size, **settings), {}, x, labels) for size in (None, 3))
         agree(tiled, dense)
         assert tiled[1].isfinite().all()
+        apart = (None, x.detach(), labels + 9)  # references of other classes
+        assert all(kind(tile_size=size, **settings)(x, labels, *apart).isfinite() for size in (None, 3))
     assert kind(tile_size=3, **settings)(X[:0], LABELS[:0]) == 0
 
 
