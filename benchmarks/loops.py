@@ -13,7 +13,7 @@ import torch
 from pml_ext import PDDMDistance, PDDMLoss
 from pml_ext_density.clustering import ClusteringLoss
 from pml_ext_pddm.distances import MahalanobisDistance
-from tests.plugins.density.test_clustering import reference as clustering
+from tests.plugins.density.test_density import slow_clustering as clustering
 from tests.plugins.pddm import loops
 
 

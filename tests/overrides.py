@@ -7,7 +7,4 @@ from pml_ext_train.recipe import Override, parse_override
 
 def typed(texts: Iterable[str | Override]) -> list[Override]:
     """Return what the command line makes of ``--set KEY=VALUE``, given once for each text."""
-    found = []
-    for text in texts:
-        found.append(parse_override(text) if isinstance(text, str) else text)
-    return found
+    return [parse_override(text) if isinstance(text, str) else text for text in texts]

@@ -1,7 +1,10 @@
-"""Pages for users: their Python runs, and the files and tests that they name exist."""
+"""Pages for users and plugin authors: their lines run, and what they name exists."""
 
+import functools
 import re
 import shlex
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,13 @@ import torch
 import typer
 from pytorch_metric_learning import losses
 
+import pml_ext.testing
 from pml_ext import registry
+from pml_ext.testing import check_component
+from pml_ext.testing.checks import CHECKS
 from pml_ext_train.cli.app import app_for
+from pml_ext_train.cli.scaffold import new_plugin
+from pml_ext_train.cli.targets import CONTRACTS, checks_of_tools
 from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import load_recipe
 from pml_ext_train.recipe.read import variant_tables
@@ -25,7 +33,7 @@ CLAIMS = sorted(file for file in (ROOT / "benchmarks" / "claims").rglob("*.toml"
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "plugins").glob("*/README.md"))]
 ALONE = ["evaluate", "index", "own-loop", "recipes", "relations", "scale"]
-# Pages whose lines run in a test below, in test_chapters.py or in integration/test_photographs.py, and blocks that need
+# Pages whose lines run in a test below or in integration/test_photographs.py, and blocks that need
 # what a test does not have.
 FILES = {"pairs.md", "vectors.md"}
 PHOTOGRAPHS = {"copies.md", "individuals.md", "photographs.md", "search.md"}
@@ -167,3 +175,79 @@ def test_the_scripts_and_tests_of_a_page_exist(page):
         assert f"def {name}(" in (ROOT / path).read_text("utf-8") or not name, f"{path}::{name}"
     for module in re.findall(r"python -m (benchmarks[\w.]+)", text):
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+
+
+DOCS = ROOT / "docs"
+CHAPTERS = sorted((DOCS / "plugins").glob("*.md"))
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """The names of a chapter's lines: the scaffold's loss, the first page's miner, and the kit without slow checks."""
+    monkeypatch.setattr(pml_ext.testing, "check_component", functools.partial(check_component, fast=True))
+    new_plugin("my-loss", tmp_path / "new")
+    module = types.ModuleType("chapter")  # by whose name its classes are pickled
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = vars(module)
+    exec((tmp_path / "new" / "src" / "my_loss" / "losses.py").read_text(), found)
+    exec(next(block for block in blocks(DOCS / "plugins.md") if "class MyMiner" in block), found)
+    return found
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
+def test_the_lines_of_a_chapter_run(page, names):
+    for block in blocks(page):
+        exec(compile(block, page.name, "exec"), names)
+
+
+def test_loop_on_the_checks_page_is_tested(names):
+    block = next(block for block in blocks(DOCS / "plugins" / "checks.md") if "def loop(" in block)
+    exec("from pml_ext.testing import parametrize_with_checks", names)
+    exec(block, names)
+    check_component(names["MyLoss"], reference=names["loop"], checks=["check_reference", "check_settings"])
+
+
+def test_registry_fixture_isolates_the_test(isolated_registry):
+    (block,) = [block for block in blocks(DOCS / "plugins.md") if "isolated_registry" in block]
+    lines = {}
+    exec(block, lines)
+    lines["test_a_class_of_the_running_process"](isolated_registry)
+    assert isolated_registry.get("scratch").plugin == isolated_registry.LOCAL
+
+
+def test_the_checks_that_a_chapter_names_exist():
+    of_tools = [checks_of_tools(kind) for kind in CONTRACTS]
+    every = {check.__name__ for checks in [*CHECKS.values(), *CONTRACTS.values(), *of_tools] for check in checks}
+    for page in CHAPTERS:
+        assert set(re.findall(r"`(check_\w+)`", page.read_text("utf-8"))) <= every
+
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+
+
+def test_the_files_of_the_page_exist():
+    names = set(re.findall(r"`([\w/]+\.py)`", PAGE))
+    assert len(names) > 20
+    places = [ROOT, ROOT / "pml_ext", ROOT / "plugins" / "pml_ext_train", ROOT / "plugins" / "pml_ext_search"]
+    assert [name for name in names if not any((place / name).is_file() for place in places)] == []
+
+
+def test_the_tree_has_every_room():
+    rooms = [*(ROOT / "pml_ext").glob("*/__init__.py"), *(ROOT / "plugins" / "pml_ext_train").glob("*/__init__.py")]
+    plugins = (ROOT / "plugins").glob("*/__init__.py")
+    assert [room for room in rooms if f"{room.parent.name}/" not in PAGE] == []
+    assert [plugin for plugin in plugins if plugin.parent.name not in PAGE] == []
+
+
+def test_long_files_have_a_reason():
+    reasons = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("| why it is one |")[2].partition("\n\n")[0]
+    listed = re.findall(r"^\| `([\w/]+\.py)` \| \S", reasons, re.MULTILINE)
+    files = [*(ROOT / "pml_ext").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]
+    long = {file.relative_to(ROOT).as_posix() for file in files if len(file.read_text("utf-8").splitlines()) > 400}
+    assert long <= set(listed)
+    assert len(listed) <= 12
+    assert all((ROOT / name).is_file() for name in listed)

@@ -85,8 +85,7 @@ def test_names_moved_by_pml_3_are_found(monkeypatch):
 
 def test_weights_of_another_length_have_labels_as_indices():
     settings = {"weights": [1, 2, 3]}
-    found = pml.converted_settings(reducers.ClassWeightedReducer, settings, [5, 7])
-    assert found["weights"].tolist() == [1, 2, 3]
+    assert pml.converted_settings(reducers.ClassWeightedReducer, settings, [5, 7])["weights"].tolist() == [1, 2, 3]
     assert pml.converted_settings(reducers.MeanReducer, settings, [5, 7, 8]) == settings
     assert settings == {"weights": [1, 2, 3]}
 

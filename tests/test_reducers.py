@@ -7,9 +7,9 @@ from pytorch_metric_learning.reducers import DivisorReducer
 from pml_ext.reducers import SumOverDivisorReducer
 
 
-def reduced(losses, embeddings, divisor):
+def reduced(losses, embeddings, divisor, reducer=SumOverDivisorReducer):
     terms = {"losses": losses, "indices": torch.arange(len(losses)), "reduction_type": "element", "divisor": divisor}
-    return SumOverDivisorReducer()({"loss": terms}, embeddings, torch.arange(len(embeddings)))
+    return reducer()({"loss": terms}, embeddings, torch.arange(len(embeddings)))
 
 
 DIVISORS = (0, 2, 0.5, torch.tensor(0), torch.tensor(0.0), torch.tensor(3), torch.tensor(0.25))
@@ -19,11 +19,8 @@ DIVISORS = (0, 2, 0.5, torch.tensor(0), torch.tensor(0.0), torch.tensor(3), torc
 def test_sum_over_divisor_equals_pmls_or_0(divisor):
     losses, twin = (torch.tensor([1.0, 2.0, 4.0], requires_grad=True) for _ in range(2))
     embeddings = torch.randn(3, 2, requires_grad=True)
-    kept = torch.arange(3)
-
     found = reduced(losses, embeddings, divisor)
-    terms = {"losses": twin, "indices": kept, "reduction_type": "element", "divisor": divisor}
-    torch.testing.assert_close(found, DivisorReducer()({"loss": terms}, embeddings, kept))
+    torch.testing.assert_close(found, reduced(twin, embeddings, divisor, DivisorReducer))
     found.backward()  # attached to the graph where it is 0
     assert torch.equal(losses.grad, torch.full((3,), 1 / divisor if divisor else 0.0))
 

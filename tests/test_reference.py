@@ -1,15 +1,21 @@
-"""The generated reference: nothing is left out, and every key and setting says what it means."""
+"""Generated pages: the reference leaves nothing out, and the list of stable names is what the code has."""
 
+import json
 import re
 import runpy
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
+import pml_ext
 from pml_ext import registry
 from pml_ext.registry.components import KINDS
 from pml_ext.testing.checks import CHECKS
 from pml_ext_train.cli.targets import CONTRACTS, checks_of_tools
+from pml_ext_train.launch.launch import train
+
+from .overrides import typed
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,8 +23,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     pytest.importorskip("griffe")
-    generators = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["PAGES"]
-    return {name: generate() for name, generate in generators.items()}
+    return {name: generate() for name, generate in runpy.run_path(str(ROOT / "docs" / "hooks.py"))["PAGES"].items()}
 
 
 def rows_of(text):
@@ -78,3 +83,45 @@ def test_the_hook_leaves_other_pages_alone():
     hook = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["on_page_markdown"]
     page = type("Page", (), {"file": type("File", (), {"src_uri": "index.md"})})
     assert hook("# Title", page) == "# Title"
+
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def stable():
+    return runpy.run_path(str(DOCS / "stable.py"))
+
+
+def test_the_list_is_what_its_command_writes(stable):
+    assert stable["PATH"].read_text("utf-8") == stable["text"](), "type: python docs/stable.py"
+
+
+def test_the_list_has_every_name_and_command(stable):
+    lines = stable["PATH"].read_text("utf-8").splitlines()
+    names = {re.match(r"pml_ext\.(\w+)", line)[1] for line in lines if line.startswith("pml_ext.")}
+    assert {"CBMLLoss", "WithinClassWhitening", "load_run", "PmlExtError"} <= names
+    assert set(pml_ext.__all__) - set(registry.registered("class")) <= names
+    assert {
+        "pml_ext.TotalWhitening(shrinkage=0.6, size=None)",
+        "pml-ext train --out, -o",
+        "optimizer.lr = 0.001",
+        "metrics.json",
+    } <= set(lines)
+    commands = [name for name, (_, command) in registry.commands().items() if command.function.startswith("pml_ext")]
+    assert len(commands) > 15
+    assert {f"pml-ext {name}" for name in commands} <= {line.partition("  #")[0] for line in lines}
+
+
+def test_every_mark_on_a_name_marks_a_line(stable):
+    lines = [line.partition("  # ") for line in stable["PATH"].read_text("utf-8").splitlines()]
+    for pattern in stable["PROVISIONAL"]:
+        marked = {mark for line, _, mark in lines if fnmatchcase(line, pattern)}
+        assert marked == {"provisional"} or pattern.startswith("pml-ext "), pattern
+
+
+def test_the_page_has_the_keys_of_metrics(tmp_path, without_report):
+    row = (DOCS / "stable.md").read_text("utf-8").partition("| `metrics.json` | has the keys ")[2].partition("\n")[0]
+    few = ["schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=2"]
+    train("cbml/digits", overrides=typed(few), out=tmp_path / "run", device="cpu")
+    assert set(re.findall(r"`(\w+)`", row)) == set(json.loads((tmp_path / "run" / "metrics.json").read_text("utf-8")))

@@ -15,10 +15,8 @@ class Spy(LabeledRegularizer):
         return {"loss": {"losses": embeddings.sum() * 0 + 1, "indices": None, "reduction_type": "already_reduced"}}
 
 
-@pytest.fixture
-def batch():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(12, 4, generator=generator, dtype=torch.float64).requires_grad_(), torch.arange(12) % 4
+X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+Y = torch.arange(12) % 4
 
 
 LOSSES = [
@@ -33,42 +31,38 @@ REGULARIZERS = [MetricVarianceRegularizer(), LpRegularizer(), ZeroMeanRegularize
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=lambda r: type(r).__name__)
 @pytest.mark.parametrize("weight", [0.5, 0])
-def test_regularized_loss_is_the_weighted_sum(batch, loss, regularizer, weight):
-    x, labels = batch
-    second = regularizer(x, labels) if isinstance(regularizer, MetricVarianceRegularizer) else regularizer(x)
+def test_regularized_loss_is_the_weighted_sum(loss, regularizer, weight):
+    second = regularizer(X, Y) if isinstance(regularizer, MetricVarianceRegularizer) else regularizer(X)
     wrapped = RegularizedLoss(loss, regularizer, weight=weight, collect_stats=True)
-    found = wrapped(x, labels)
-    torch.testing.assert_close(found, loss(x, labels) + weight * second, rtol=1e-12, atol=1e-12)
+    found = wrapped(X, Y)
+    torch.testing.assert_close(found, loss(X, Y) + weight * second, rtol=1e-12, atol=1e-12)
     assert found.dtype == torch.float64
     assert wrapped._record_these_stats[-2:] == ["loss_value", "regularizer_value"]
     recorded = wrapped.loss_value, wrapped.regularizer_value
-    torch.testing.assert_close(recorded, (loss(x, labels).detach(), second.detach()))
+    torch.testing.assert_close(recorded, (loss(X, Y).detach(), second.detach()))
     assert not any(value.requires_grad for value in recorded)
 
 
-def test_tuples_and_references_are_passed_on(batch):
-    x, labels = batch
+def test_tuples_and_references_are_passed_on():
     wrapped = RegularizedLoss(losses.ContrastiveLoss(), Spy(), weight=1)
-    indices = miners.MultiSimilarityMiner()(x, labels)
-    torch.testing.assert_close(wrapped(x, labels, indices), losses.ContrastiveLoss()(x, labels, indices) + 1)
+    indices = miners.MultiSimilarityMiner()(X, Y)
+    torch.testing.assert_close(wrapped(X, Y, indices), losses.ContrastiveLoss()(X, Y, indices) + 1)
     references = torch.randn(20, 4, dtype=torch.float64)
     ref_labels = torch.arange(20) % 4
-    found = wrapped(x, labels, ref_emb=references, ref_labels=ref_labels)
-    torch.testing.assert_close(found, losses.ContrastiveLoss()(x, labels, None, references, ref_labels) + 1)
-    assert wrapped.regularizer.seen[0] is x
-    assert torch.equal(wrapped.regularizer.seen[1], labels)
+    found = wrapped(X, Y, ref_emb=references, ref_labels=ref_labels)
+    torch.testing.assert_close(found, losses.ContrastiveLoss()(X, Y, None, references, ref_labels) + 1)
+    assert wrapped.regularizer.seen[0] is X
+    assert torch.equal(wrapped.regularizer.seen[1], Y)
 
 
-def test_regularized_loss_may_contain_a_memory(batch):
-    x, labels = batch
+def test_regularized_loss_may_contain_a_memory():
     wrapped = RegularizedLoss(losses.CrossBatchMemory(losses.ContrastiveLoss(), 4, 24), LpRegularizer(), weight=0.1)
     alone = losses.CrossBatchMemory(losses.ContrastiveLoss(), 4, 24)
     for _ in range(3):
-        expected = alone(x, labels) + 0.1 * LpRegularizer()(x)
-        torch.testing.assert_close(wrapped(x, labels), expected)
+        torch.testing.assert_close(wrapped(X, Y), alone(X, Y) + 0.1 * LpRegularizer()(X))
     assert "state" in wrapped.capabilities
     with pytest.raises(TypeError, match="ref_emb"):
-        wrapped(x, labels, ref_emb=x.detach().clone(), ref_labels=labels)
+        wrapped(X, Y, ref_emb=X.detach().clone(), ref_labels=Y)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +79,6 @@ def test_capabilities_follow_the_regularized_loss(component, wanted):
     assert registry.capabilities(component) == wanted
 
 
-def test_regularizer_with_labels_suggests_the_wrapper(batch):
-    x, labels = batch
+def test_regularizer_with_labels_suggests_the_wrapper():
     with pytest.raises(TypeError, match=r"Type: RegularizedLoss\(your_loss, MetricVarianceRegularizer\(\.\.\.\)"):
-        losses.ContrastiveLoss(embedding_regularizer=MetricVarianceRegularizer())(x, labels)
+        losses.ContrastiveLoss(embedding_regularizer=MetricVarianceRegularizer())(X, Y)

@@ -2,13 +2,12 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 
 from pml_ext import Hierarchy, MPerLabelSampler, SharedLabel, TreeSampler
 from pml_ext.pairwise import ListedTuples
-from pml_ext.samplers import TupleSampler, members_by_class
+from pml_ext.samplers import TupleSampler
 
 SETS = [[0], [0, 1], [1], [1, 2], [2], [0, 2], [3], []]
 LABELS = torch.arange(80) % 8
@@ -40,11 +39,6 @@ def test_m_images_of_each_label(given):
         drawn.update(batch)
     assert all(SETS[LABELS[image]] for image in drawn)  # none without labels
     assert len(drawn) == 70
-
-
-def test_members_are_grouped_by_class_number():
-    members = members_by_class(np.array([2, 0, 2, 1, 0]))
-    assert [each.tolist() for each in members] == [[1, 4], [3], [0, 2]]
 
 
 def test_many_single_labels_need_no_matrix(monkeypatch):

@@ -38,5 +38,4 @@ def test_search_finds_a_loss_by_its_paper(site):
 
 
 def test_stable_list_is_on_its_page(site):
-    page = (site / "stable" / "index.html").read_text("utf-8")
-    assert "pml_ext.TotalWhitening(shrinkage=0.6, size=None)" in page
+    assert "pml_ext.TotalWhitening(shrinkage=0.6, size=None)" in (site / "stable" / "index.html").read_text("utf-8")

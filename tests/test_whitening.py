@@ -22,6 +22,9 @@ def some_features(classes=7, size=6, seed=0, dtype=torch.float64):
     return features.to(dtype), labels
 
 
+FEATURES, LABELS = some_features()
+
+
 def slow_whitening(features, labels, shrinkage):
     """Return covariances and center, from the equations, item by item."""
     items = [(x.numpy(), int(c)) for x, c in zip(features, labels, strict=True)]
@@ -52,11 +55,10 @@ def outputs_without_signs(weight, center, features):
 @pytest.mark.parametrize("shrinkage", [0.1, 0.6, 1.0])
 @pytest.mark.parametrize("size", [None, 3])
 def test_within_class_whitening_equals_a_loop(shrinkage, size):
-    features, labels = some_features()
-    layer = WithinClassWhitening(shrinkage, size).fit(features, labels)
-    weight, center = slow_whitening(features, labels, shrinkage)
-    wanted = outputs_without_signs(weight[:size], center, features)
-    np.testing.assert_allclose(layer(features).detach().abs().numpy(), wanted, rtol=1e-9, atol=1e-9)
+    layer = WithinClassWhitening(shrinkage, size).fit(FEATURES, LABELS)
+    weight, center = slow_whitening(FEATURES, LABELS, shrinkage)
+    wanted = outputs_without_signs(weight[:size], center, FEATURES)
+    np.testing.assert_allclose(layer(FEATURES).detach().abs().numpy(), wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_total_whitening_without_shrinkage_is_whitened_pca():
@@ -70,18 +72,16 @@ def test_total_whitening_without_shrinkage_is_whitened_pca():
 def test_shrinkage_is_that_of_scikit_learn():
     features, _ = some_features(20)
     layer = TotalWhitening(shrinkage=0.3).fit(features)
-    covariance = np.cov(features.numpy().T, bias=True)
-    inverse = np.linalg.inv(shrunk_covariance(covariance, 0.3))
+    inverse = np.linalg.inv(shrunk_covariance(np.cov(features.numpy().T, bias=True), 0.3))
     weight = layer.weight.detach().numpy()
     np.testing.assert_allclose(weight.T @ weight, inverse, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("batch", [1, 5, 1000])
 def test_batches_give_what_all_at_once_gives(batch):
-    features, labels = some_features()
-    whole = WithinClassWhitening().fit(features, labels)
+    whole = WithinClassWhitening().fit(FEATURES, LABELS)
     head = WithinClassWhitening()
-    for part, names in zip(features.split(batch), labels.split(batch), strict=True):
+    for part, names in zip(FEATURES.split(batch), LABELS.split(batch), strict=True):
         head.partial_fit(part, names)
     torch.testing.assert_close(head.to_linear().weight, whole.weight, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(head.to_linear().bias, whole.bias, rtol=1e-9, atol=1e-9)
@@ -95,32 +95,29 @@ def test_large_and_small_classes_are_added_in_parts(monkeypatch):
 
 
 def test_pairs_of_all_classes_give_the_labels_result():
-    features, labels = some_features()
-    pairs = [(i, j) for i in range(len(labels)) for j in range(i) if labels[i] == labels[j]]
-    by_labels = WithinClassWhitening(size=4).fit(features, labels)
-    by_pairs = WithinClassWhitening(size=4).fit(features, pairs=torch.tensor(pairs + pairs[:5]))
+    pairs = [(i, j) for i in range(len(LABELS)) for j in range(i) if LABELS[i] == LABELS[j]]
+    by_labels = WithinClassWhitening(size=4).fit(FEATURES, LABELS)
+    by_pairs = WithinClassWhitening(size=4).fit(FEATURES, pairs=torch.tensor(pairs + pairs[:5]))
     torch.testing.assert_close(by_pairs.weight, by_labels.weight, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(by_pairs.bias, by_labels.bias, rtol=1e-9, atol=1e-9)
 
 
 def test_relation_chooses_the_positive_pairs_only():
-    features, labels = some_features()
-    groups = torch.arange(len(labels)) % 2
+    groups = torch.arange(len(LABELS)) % 2
     relation = DifferentGroups()
-    pairs = [(i, j) for i in range(len(labels)) for j in range(i) if labels[i] == labels[j] and groups[i] != groups[j]]
-    wanted = WithinClassWhitening().fit(features, pairs=pairs)
-    found = WithinClassWhitening(relation=relation).fit(features, torch.stack([labels, groups], 1))
+    pairs = [(i, j) for i in range(len(LABELS)) for j in range(i) if LABELS[i] == LABELS[j] and groups[i] != groups[j]]
+    wanted = WithinClassWhitening().fit(FEATURES, pairs=pairs)
+    found = WithinClassWhitening(relation=relation).fit(FEATURES, torch.stack([LABELS, groups], 1))
     torch.testing.assert_close(found.weight, wanted.weight)
 
 
 def test_labels_are_texts_series_or_numbers():
     pandas = pytest.importorskip("pandas")
 
-    features, labels = some_features()
-    texts = [f"class {int(label)}" for label in labels]
-    wanted = WithinClassWhitening().fit(features, labels).weight
-    for given in (texts, np.array(texts), pandas.Series(labels.tolist(), index=range(7, 7 + len(labels)))):
-        torch.testing.assert_close(WithinClassWhitening().fit(features, given).weight, wanted)
+    texts = [f"class {int(label)}" for label in LABELS]
+    wanted = WithinClassWhitening().fit(FEATURES, LABELS).weight
+    for given in (texts, np.array(texts), pandas.Series(LABELS.tolist(), index=range(7, 7 + len(LABELS)))):
+        torch.testing.assert_close(WithinClassWhitening().fit(FEATURES, given).weight, wanted)
 
 
 def test_the_layer_is_float32_and_deterministic():
@@ -131,15 +128,13 @@ def test_the_layer_is_float32_and_deterministic():
     assert torch.equal(first.weight, second.weight)
     assert torch.equal(first.bias, second.bias)
     assert (first.weight.gather(1, first.weight.abs().argmax(1, keepdim=True)) > 0).all()
-    half = WithinClassWhitening().fit(features.bfloat16(), labels)
-    assert half.weight.dtype == torch.float32
+    assert WithinClassWhitening().fit(features.bfloat16(), labels).weight.dtype == torch.float32
 
 
 def test_constant_feature_needs_shrinkage_above_zero():
     features, labels = some_features()
     features[:, 2] = 5
-    outputs = WithinClassWhitening().fit(features, labels)(features)
-    assert outputs.isfinite().all()
+    assert WithinClassWhitening().fit(features, labels)(features).isfinite().all()
     with pytest.raises(ValueError, match="1 of 6 directions .* do not vary .* shrinkage above 0"):
         WithinClassWhitening(shrinkage=0).fit(features, labels)
 

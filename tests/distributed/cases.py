@@ -1,10 +1,10 @@
-"""One training step of many losses in two processes; run as a script, once a process, or imported for one process.
+"""One training step of many losses, and what collectives give: in two processes, or imported for one process.
 
 Every case is a loss, its settings and perhaps a miner; a step gives the value, the network's gradients, and those of
 the loss's own parameters.
 """
 
-import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -16,13 +16,19 @@ import pml_ext
 from pml_ext import (
     CrossBatchMemory,
     DensityRegularizer,
+    DistributedBatchSampler,
     DistributedLoss,
     DistributedMiner,
+    MPerLabelSampler,
     MultipleLosses,
     RegularizedLoss,
     SelfSupervisedLoss,
     registry,
 )
+from pml_ext.distributed import processes
+from pml_ext.distributed.gather import SharedTiles, tiles_shared
+from pml_ext.pairwise import tiles
+from pml_ext_train.training.batch_norm import JoinedBatchNorm
 
 EVEN = (8, 8)
 UNEVEN = (11, 5)
@@ -105,12 +111,6 @@ def of_views(mine=None):
     return [*(value.detach() for value in values), *(p.grad for p in model.parameters())]
 
 
-def registered():
-    """Names of the registered losses that can be built with what a batch has."""
-    names = [component.name for component in registry.components("loss") if not component.name.startswith("pml/")]
-    return [name for name in names if name != "regularized"]
-
-
 GRADED_TREE = pml_ext.Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)
 SETS = pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]])
 LOSSES = {
@@ -151,8 +151,9 @@ MINERS = {
 
 
 def names():
-    """The names of all cases."""
-    return [*registered(), *LOSSES]
+    """The names of all cases: the registered losses that can be built with what a batch has, and those above."""
+    ours = {component.name for component in registry.components("loss") if not component.name.startswith("pml/")}
+    return [*sorted(ours - {"regularized"}), *LOSSES]
 
 
 def build(name):
@@ -209,9 +210,8 @@ def in_one_process(name):
     return step(network(), loss, miner, None)
 
 
-def main(folder):
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+def of_losses(rank):
+    """The results of all cases in this process, and the errors of calls that are refused."""
     results = {}
     errors = {}
     ddp = nn.parallel.DistributedDataParallel
@@ -244,8 +244,7 @@ def main(folder):
     refused("tuple", lambda: loss(torch.eye(8), labels, local))
 
     results["views", rank] = of_views(rank)
-    list_of_references = [torch.eye(8), torch.eye(8)]
-    refused("list", lambda: loss(torch.eye(8), labels, ref_emb=list_of_references))
+    refused("list", lambda: loss(torch.eye(8), labels, ref_emb=[torch.eye(8), torch.eye(8)]))
 
     # gradient caching of two networks inside DistributedDataParallel
     for dropout in (0.0, 0.5):
@@ -280,10 +279,98 @@ def main(folder):
         model.zero_grad()
     memory = model.module.memory
     results["memory"] = {"labels": memory.label_memory.clone(), "filled": memory.filled}
-    torch.save({"results": results, "errors": errors}, f"{folder}/rank-{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return {"results": results, "errors": errors}
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+IMAGES = torch.randn(7, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+PARTS = (slice(0, 5), slice(5, 7))  # of the images
+EPOCHS = 2
+
+
+def batch_norm(**settings):
+    """A batch norm whose scale and shift change something."""
+    layer = JoinedBatchNorm(3, **settings).double()
+    if layer.affine:
+        nn.init.constant_(layer.weight, 1.5)
+        nn.init.constant_(layer.bias, 0.25)
+    return layer
+
+
+def normalized(layer, images, part=slice(None)):
+    """Outputs, the gradients of images and of the layer in the last of two calls, and the layer's buffers."""
+    for _ in range(EPOCHS):
+        layer.zero_grad()
+        x = images[part].clone().requires_grad_()
+        y = layer(x)
+        (y * images.flip(2).exp()[part]).sum().backward()
+    gradients = [parameter.grad for parameter in layer.parameters()]
+    return {"y": y.detach(), "x": x.grad, "own": gradients, "buffers": list(layer.buffers())}
+
+
+def of_batch_norm(mine):
+    found = {}
+    for name, settings in SETTINGS.items():
+        found[name] = normalized(batch_norm(**settings), IMAGES, PARTS[mine])
+    found["half"] = normalized(batch_norm().float(), IMAGES.bfloat16(), PARTS[mine])
+    return found
+
+
+SETTINGS = {"plain": {}, "averaging": {"momentum": None}, "bare": {"affine": False, "track_running_stats": False}}
+
+
+def of_processes(mine):
+    return {
+        "number": processes.num_processes(),
+        "rank": processes.rank(),
+        "from rank 0": processes.from_rank_0({"rank": mine}),
+        "from ranks": processes.from_ranks(f"of {mine}"),
+        "gathered": processes.gather_objects(10 * mine),
+        "greatest": processes.max_over_ranks(5 - 3 * mine),
+        "device": str(processes.collective_device(torch.device("meta"))),
+    }
+
+
+def of_order(mine):
+    """Times at which a process came, went on, and was in a block that rank 0 runs first; each is late once."""
+    if mine == 1:
+        time.sleep(0.2)
+    times = {"came": time.monotonic()}
+    processes.wait_for_all_ranks()
+    times["went on"] = time.monotonic()
+    with processes.rank_0_first():
+        times["entered"] = time.monotonic()
+        if mine == 0:
+            time.sleep(0.2)
+        times["left"] = time.monotonic()
+    return times
+
+
+def of_gather(mine):
+    x = torch.ones(3 - 2 * mine, 2, requires_grad=True)
+    sharing = SharedTiles()
+    found = {"part": [sharing.part(count) for count in (1, 2, 5)]}
+    with tiles_shared(x, None):
+        found["shared"] = tiles.sharing() is not None
+    with tiles_shared(x if mine else x.detach(), None):
+        found["unlike"] = tiles.sharing() is not None
+    return found
+
+
+def of_sampling(mine):
+    """Batches of both processes together, and this process's parts; samplers have a seed for each process."""
+    one = DistributedBatchSampler(MPerLabelSampler([0, 1] * 10, 8, m=2, seed=0), 8, num_processes=1, rank=0)
+    parts = DistributedBatchSampler(MPerLabelSampler([0, 1] * 10, 8, m=2, seed=mine), 8)
+    return {"one": list(one), "parts": list(parts)}
+
+
+def of_collectives(mine):
+    """What collectives, batch norm and samplers give."""
+    found = {"processes": of_processes(mine), "gather": of_gather(mine), "batch norm": of_batch_norm(mine)}
+    return found | {"sampling": of_sampling(mine), "order": of_order(mine)}
+
+
+def main(folder):
+    with processes.process_group("cpu"):
+        rank = dist.get_rank()
+        torch.save({**of_losses(rank), "collectives": of_collectives(rank)}, f"{folder}/rank-{rank}.pt")
+        dist.barrier()

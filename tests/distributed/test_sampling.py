@@ -47,8 +47,7 @@ def test_processes_divide_the_batches_of_one(name, processes):
 
 
 def test_batches_are_those_of_the_sampler():
-    sampler = MPerClassSampler(LABELS, 4, 24, 96)
-    for batch in DistributedBatchSampler(sampler, 24):
+    for batch in DistributedBatchSampler(MPerClassSampler(LABELS, 4, 24, 96), 24):
         assert np.unique(LABELS[batch], return_counts=True)[1].tolist() == [4] * 6
     assert list(DistributedBatchSampler(SequentialSampler(range(7)), 3)) == [[0, 1, 2], [3, 4, 5]]
     loader = DataLoader(TensorDataset(torch.arange(7)), batch_sampler=DistributedBatchSampler(range(7), 3))

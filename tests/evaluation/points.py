@@ -11,13 +11,19 @@ def data(count=60, classes=7, size=5, seed=0):
     return torch.randn(count, size, generator=generator) + 0.8 * labels[:, None], labels
 
 
+def sorted_distances(query, reference, power=2):
+    """``[[(distance, index), ...], ...]`` of each query, nearest first, by a loop in float64."""
+    found = []
+    for point in query.double():
+        distances = [float((point - other).abs().pow(power).sum() ** (1 / power)) for other in reference.double()]
+        found.append(sorted(zip(distances, range(len(reference)), strict=True)))
+    return found
+
+
 def ranked(query, reference, itself):
-    """Indices of the references from near to far, the query left out, by a loop."""
-    rows = []
-    for i, point in enumerate(query.double()):
-        distances = [(float((point - other).square().sum()), j) for j, other in enumerate(reference.double())]
-        rows.append([j for _, j in sorted(distances) if not (itself and j == i)])
-    return rows
+    """Indices of the references from near to far, the query left out."""
+    rows = sorted_distances(query, reference)
+    return [[j for _, j in row if not (itself and j == i)] for i, row in enumerate(rows)]
 
 
 def metrics_by_loops(right, relevant, at):

@@ -1,7 +1,8 @@
-"""Metrics against slow loops, scikit-learn and PML, where definitions coincide."""
+"""The calculator: metrics against slow loops, scikit-learn and PML; tests without a metric; metrics of plugins."""
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -11,22 +12,19 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
 
 from pml_ext import DifferentGroups, NegativesOnly, RetrievalAccuracyCalculator, SharedLabel
-from pml_ext.evaluation import (
-    NearestNeighbors,
-    default_neighbors,
-    kmeans,
-    neighbors,
-    pairwise_f1,
-    purity,
-)
+from pml_ext.errors import PluginError, PluginWarning
+from pml_ext.evaluation import NearestNeighbors, default_neighbors, kmeans, neighbors, pairwise_f1, purity
+from pml_ext_train.launch.launch import train
 
+from ..overrides import typed
 from .points import data, never, ranked
+
+POINTS, LABELS = data()
 
 
 def with_lone_queries():
-    points, labels = data()
     more = torch.randn(2, 5, generator=torch.Generator().manual_seed(5))
-    return torch.cat([points, more]), torch.cat([labels, torch.tensor([50, 51])])
+    return torch.cat([POINTS, more]), torch.cat([LABELS, torch.tensor([50, 51])])
 
 
 @pytest.fixture
@@ -79,8 +77,7 @@ def test_pmls_metrics_keep_their_values(k, settings, gallery):
     given = (points, labels, *data(40, seed=1)) if gallery else (points, labels)
     settings = {**k, **settings, "exclude": ("AMI", "NMI")}
     mine = RetrievalAccuracyCalculator(recall_at=(1, 16), lone_queries="drop", **settings).get_accuracy(*given)
-    theirs = AccuracyCalculator(**settings).get_accuracy(*given)
-    for name, value in theirs.items():
+    for name, value in AccuracyCalculator(**settings).get_accuracy(*given).items():
         assert mine[name] == pytest.approx(value), name
     assert mine["recall_at_1"] == pytest.approx(mine["precision_at_1"])
     assert "recall_at_16" in mine
@@ -146,16 +143,15 @@ def extended(base):
     ],
 )
 def test_subclass_metrics_equal_those_of_pmls_calculator(include, k):
-    points, labels = data()
     ours, theirs = (
-        extended(base)(include=include, k=k, kmeans_func=kmeans).get_accuracy(points, labels)
+        extended(base)(include=include, k=k, kmeans_func=kmeans).get_accuracy(POINTS, LABELS)
         for base in (RetrievalAccuracyCalculator, AccuracyCalculator)
     )
     assert ours == pytest.approx(theirs)
     assert all(value > 0 for value in ours.values())
 
 
-LARGEST = int(data()[1].bincount().max()) - 1  # other images of the largest class
+LARGEST = int(LABELS.bincount().max()) - 1  # other images of the largest class
 
 
 @pytest.mark.parametrize(
@@ -175,10 +171,9 @@ def test_one_search_finds_the_neighbors_that_metrics_need(include, k, asked, wat
 
 
 def test_tiles_change_no_metric_of_neighbors(monkeypatch, watched):
-    points, labels = data()
-    whole = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k=None).get_accuracy(points, labels)
+    whole = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k=None).get_accuracy(POINTS, LABELS)
     monkeypatch.setattr(neighbors, "_NEIGHBORS", 600)
-    tiled = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k=None, knn_func=watched).get_accuracy(points, labels)
+    tiled = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k=None, knn_func=watched).get_accuracy(POINTS, LABELS)
     assert tiled == whole
     assert watched.asked == [(10, 60)] * 6
 
@@ -206,11 +201,10 @@ def test_missing_neighbors_of_an_index_are_wrong():
 
 @pytest.mark.parametrize("when", ["made", "called"])
 def test_pmls_way_of_leaving_clustering_out(when):
-    points, labels = data()
     exclude = {"exclude": ("NMI", "AMI")}
     calculator = RetrievalAccuracyCalculator(kmeans_func=never, **(exclude if when == "made" else {}))
-    found = calculator.get_accuracy(points, labels, **(exclude if when == "called" else {}))
-    theirs = AccuracyCalculator(**exclude).get_accuracy(points, labels)
+    found = calculator.get_accuracy(POINTS, LABELS, **(exclude if when == "called" else {}))
+    theirs = AccuracyCalculator(**exclude).get_accuracy(POINTS, LABELS)
     assert set(found) == {*theirs, "recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8"}
 
 
@@ -232,20 +226,19 @@ def test_label_comparisons_agree_with_pmls_calculator():
 
 
 def test_kept_neighbors_equal_a_direct_search():
-    points, labels = data()
-    distances, indices = default_neighbors()(points, 5, points, ref_includes_query=True)
+    distances, indices = default_neighbors()(POINTS, 5, POINTS, ref_includes_query=True)
     calculator = RetrievalAccuracyCalculator(include=("recall_at_8", "precision_at_1"))
-    found = calculator.evaluate(points, labels, keep=5)
-    assert found.accuracies == calculator.get_accuracy(points, labels)
+    found = calculator.evaluate(POINTS, LABELS, keep=5)
+    assert found.accuracies == calculator.get_accuracy(POINTS, LABELS)
     assert torch.equal(found.indices, indices)
     assert torch.equal(found.distances, distances)
-    assert torch.equal(found.right, labels[indices] == labels[:, None])
-    assert found.relevant.tolist() == [int((labels == label).sum()) - 1 for label in labels]
-    assert calculator.evaluate(points, labels, points[:3], labels[:3], keep=5).right.shape == (60, 3)
+    assert torch.equal(found.right, LABELS[indices] == LABELS[:, None])
+    assert found.relevant.tolist() == [int((label == LABELS).sum()) - 1 for label in LABELS]
+    assert calculator.evaluate(POINTS, LABELS, POINTS[:3], LABELS[:3], keep=5).right.shape == (60, 3)
     alone = calculator.evaluate(torch.zeros(1, 2), torch.tensor([4]), keep=3)
     assert math.isnan(alone.accuracies["recall_at_8"])
     assert alone.indices.shape == (1, 0)
-    clusters = RetrievalAccuracyCalculator(include=("purity",), knn_func=never).evaluate(points, labels)
+    clusters = RetrievalAccuracyCalculator(include=("purity",), knn_func=never).evaluate(POINTS, LABELS)
     assert (list(clusters.accuracies), clusters.indices.shape) == (["purity"], (60, 0))
 
 
@@ -303,10 +296,9 @@ def test_unusable_embeddings_are_refused_by_row_or_shape(include, query, referen
 
 def test_a_subclass_cannot_count_missing_neighbors():
     """The metric got the label of the gallery's last image."""
-    points, labels = data()
     calculator = OfASubclass(include=("nearest_is_right",), knn_func=lacking(3, 0))
     with pytest.raises(ValueError, match=r"fewer than 60 neighbors of 3 of 60 queries, and nearest_is_right"):
-        calculator.get_accuracy(points, labels, points, labels)
+        calculator.get_accuracy(POINTS, LABELS, POINTS, LABELS)
 
 
 @pytest.mark.parametrize("as_given", [torch.as_tensor, np.asarray], ids=["tensor", "array"])
@@ -315,23 +307,153 @@ def test_a_subclass_cannot_count_missing_neighbors():
 )
 def test_labels_of_one_column_are_accepted(settings, as_given):
     """PML's testers give labels of shape [N, 1]."""
-    points, labels = data()
     reference, reference_labels = data(40, seed=1)
     if "near" in settings:
         settings = {"label_comparison_fn": lambda x, y: (x - y).abs() < 1.5, "exclude": ("NMI", "AMI")}
     calculator = RetrievalAccuracyCalculator(**settings)
-    columns = as_given(labels[:, None]), as_given(reference_labels[:, None])
-    assert calculator.get_accuracy(points, columns[0]) == calculator.get_accuracy(points, labels)
-    found = calculator.get_accuracy(points, columns[0], reference, columns[1])
-    assert found == calculator.get_accuracy(points, labels, reference, reference_labels)
-    assert found == calculator.get_accuracy(points, labels, reference, columns[1])
+    columns = as_given(LABELS[:, None]), as_given(reference_labels[:, None])
+    assert calculator.get_accuracy(POINTS, columns[0]) == calculator.get_accuracy(POINTS, LABELS)
+    found = calculator.get_accuracy(POINTS, columns[0], reference, columns[1])
+    assert found == calculator.get_accuracy(POINTS, LABELS, reference, reference_labels)
+    assert found == calculator.get_accuracy(POINTS, LABELS, reference, columns[1])
 
 
 def test_a_comparison_of_several_columns_says_so():
-    points, labels = data()
-    two = torch.stack([labels, labels], 1)
+    two = torch.stack([LABELS, LABELS], 1)
     settings = {"exclude": ("NMI", "AMI"), "include": ("recall_at_1",)}
     first = RetrievalAccuracyCalculator(label_comparison_fn=lambda x, y: x[..., 0] == y[..., 0], **settings)
-    assert first.get_accuracy(points, labels[:, None]) == first.get_accuracy(points, two)
+    assert first.get_accuracy(POINTS, LABELS[:, None]) == first.get_accuracy(POINTS, two)
     with pytest.raises(ValueError, match=r"one boolean for each pair; for labels of shape \[60, 2\]"):
-        RetrievalAccuracyCalculator(label_comparison_fn=lambda x, y: x == y, **settings).get_accuracy(points, two)
+        RetrievalAccuracyCalculator(label_comparison_fn=lambda x, y: x == y, **settings).get_accuracy(POINTS, two)
+
+
+CLUSTERS = ["NMI", "AMI", "f1", "purity", "nmi_majority"]
+
+
+@pytest.mark.parametrize(("lone_queries", "counted"), [("drop", 4), ("miss", 6)])
+def test_queries_without_an_answer_are_counted_apart(lone_queries, counted):
+    """Two of six queries are the only ones of their class; of the four others, three are right."""
+    points = torch.tensor([0, 1, 10, 11, 11.4, 30])[:, None]
+    calculator = RetrievalAccuracyCalculator(("recall_at_1", "precision_at_1", "NMI"), lone_queries=lone_queries)
+    found = calculator.evaluate(points, torch.tensor([0, 0, 1, 1, 2, 3]))
+    assert found.accuracies["recall_at_1"] == 3 / counted
+    assert found.accuracies["precision_at_1"] == 3 / 4
+    assert found.counted == {"recall_at_1": counted, "precision_at_1": 4, "NMI": 6}
+    assert found.blank == {}
+
+
+@pytest.mark.parametrize("lone_queries", ["miss", "drop"])
+def test_one_item_of_each_class_gives_nothing(lone_queries):
+    calculator = RetrievalAccuracyCalculator(lone_queries=lone_queries)
+    with pytest.warns(UserWarning, match="left blank, since") as caught:
+        found = calculator.get_accuracy(data(12)[0], torch.arange(12))
+    assert all(math.isnan(value) for value in found.values())
+    reasons = {str(warning.message).partition("left blank, since ")[2] for warning in caught}
+    assert reasons == {
+        "none of the 12 queries has another item of its class in the gallery",
+        "12 clusters of 12 queries have one each, whatever the embeddings",
+    }
+    assert found.keys() >= {*CLUSTERS, "recall_at_1", "precision_at_1", "r_precision"}
+
+
+def test_as_many_clusters_as_queries_are_left_blank():
+    calculator = RetrievalAccuracyCalculator(("NMI", "purity", "purity_2"), clusters_per_class=(1, 2))
+    found = calculator.evaluate(data(8)[0], torch.arange(8) // 2)
+    assert math.isnan(found.accuracies["purity_2"])
+    assert 0 < found.accuracies["purity"] <= 1
+    assert found.blank == {"purity_2": "8 clusters of 8 queries have one each, whatever the embeddings"}
+
+
+def test_tests_of_one_class_are_blank():
+    calculator = RetrievalAccuracyCalculator()
+    points = data(10)[0]
+    labels = torch.full((10,), 3)
+    found = calculator.evaluate(points, labels, data(4, seed=1)[0], labels[:4])
+    assert all(math.isnan(value) for value in found.accuracies.values())
+    assert found.blank["recall_at_1"] == "every item of the gallery is right for every query, as in a test of one class"
+    assert found.blank["NMI"] == "all 10 queries have one class, so that no cluster can be wrong"
+    assert found.counted == {}
+    by_class = RetrievalAccuracyCalculator(("recall_at_1",), return_per_class=True).evaluate(points, labels)
+    assert by_class.accuracies == {"recall_at_1": [pytest.approx(math.nan, nan_ok=True)]}
+
+
+def test_one_queried_class_among_others_is_tested():
+    points = data(10)[0]
+    labels = torch.tensor([1, 1, 1, 0, 0, 0, 0, 0, 0, 0])
+    calculator = RetrievalAccuracyCalculator(("recall_at_1",))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = calculator.get_accuracy(points[:3], labels[:3], points, labels, ref_includes_query=True)
+    assert 0 <= found["recall_at_1"] <= 1
+
+
+def test_relation_that_makes_all_right_is_blank():
+    sets = torch.ones(6, 2)
+    found = RetrievalAccuracyCalculator(("recall_at_1", "ndcg_at_2"), relation=SharedLabel(), ndcg_at=(2,)).evaluate(
+        data(6)[0], sets
+    )
+    assert math.isnan(found.accuracies["recall_at_1"])
+    assert found.accuracies["ndcg_at_2"] == 1.0  # its gains may differ
+
+
+PLUGIN = """
+    from pml_ext.plugin import hookimpl
+
+    def calculate_farthest(knn_labels, query_labels, not_lone_query_mask, **kwargs):
+        right = knn_labels[:, -1] == query_labels
+        return right[not_lone_query_mask].float().mean()
+
+    def calculate_largest(cluster_labels, **kwargs):
+        return cluster_labels.bincount().max() / len(cluster_labels)
+
+    def calculate_nmi(**kwargs):
+        return 2.0
+
+    def calculate_broken(knn_labels, **kwargs):
+        return 1 / 0
+
+    @hookimpl
+    def pml_ext_metrics():
+        return {METRICS}
+"""
+
+
+BOTH = '{"farthest": calculate_farthest, "largest": calculate_largest}'
+
+
+@pytest.mark.usefixtures("isolated_registry")
+def test_a_plugins_metrics_are_computed_as_pmls(install_plugin):
+    install_plugin("far", PLUGIN.replace("{METRICS}", BOTH))
+    found = RetrievalAccuracyCalculator(k=3, exclude=("AMI",)).get_accuracy(POINTS, LABELS)
+    alone = RetrievalAccuracyCalculator(include=("farthest",), kmeans_func=never, k=3)
+    assert alone.get_accuracy(POINTS, LABELS) == {"farthest": found["farthest"]}
+    third = torch.tensor([row[2] for row in ranked(POINTS, POINTS, True)])
+    assert float(found["farthest"]) == pytest.approx(float((LABELS[third] == LABELS).float().mean()))
+    assert float(found["largest"]) == pytest.approx(int(kmeans(POINTS, 7).bincount().max()) / 60)
+
+
+@pytest.mark.usefixtures("isolated_registry")
+def test_a_plugins_metric_is_named_where_it_fails(install_plugin):
+    install_plugin("far", PLUGIN.replace("{METRICS}", '{"nmi": calculate_nmi, "broken": calculate_broken}'))
+    with pytest.warns(PluginWarning, match="the metric 'nmi' of the plugin 'far' is left out: the name is taken"):
+        calculator = RetrievalAccuracyCalculator(include=("broken",))
+    with pytest.raises(PluginError, match="the metric 'broken' of the plugin 'far' failed: ZeroDivisionError"):
+        calculator.get_accuracy(*data())
+    texts = []
+    assert calculator.evaluate(*data(), on_failure=texts.append).accuracies == {}
+    assert [text.partition(":")[0] for text in texts] == ["the metric 'broken' of the plugin 'far' failed"]
+
+
+@pytest.mark.usefixtures("isolated_registry")
+def test_plugin_metric_in_a_run_chooses_its_epoch(install_plugin, pml_ext_command, tmp_path):
+    install_plugin("far", PLUGIN.replace("{METRICS}", BOTH))
+    quick = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
+    quick += ("evaluation.validation=0.3", "evaluation.select=largest", "sampler.batch_size=56")
+    metrics = train("cbml/digits", out=tmp_path / "run", overrides=typed(quick), device="cpu")[0]
+    assert list(metrics["after"])[-6:] == ["farthest", "nmi", "nmi_majority", "f1", "purity", "largest"]
+    assert 0 < metrics["after"]["largest"] < 1
+    assert 0 < metrics["raw"]["farthest"] < 1
+    done = pml_ext_command("compare", tmp_path / "run", "--metric", "farthest", "--json")
+    assert done.returncode == 0, done.stderr
+    assert str(metrics["after"]["farthest"])[:5] in done.stdout
+    assert "farthest" in (tmp_path / "run" / "report.html").read_text()

@@ -109,8 +109,7 @@ def slow_related(name, known, parents):
 def test_related_means_against_a_loop(tested):
     names = ["tit", "wren", "hawk", "owl", "cat", "gull", "oak", "moss"]
     known = {name: point for name, point in zip(names, random_points(8, 3), strict=True) if name not in tested}
-    means = related_means(tested, known, TREE)
-    for name, mean in zip(tested, means, strict=True):
+    for name, mean in zip(tested, related_means(tested, known, TREE), strict=True):
         rows = [known[relative].tolist() for relative in slow_related(name, known, TREE)]
         assert mean.tolist() == pytest.approx([sum(column) / len(rows) for column in zip(*rows, strict=True)])
     if tested == ["hawk", "gull"]:

@@ -1,4 +1,4 @@
-"""Verification metrics against loops over thresholds and against scikit-learn."""
+"""Pairs to verify, listed tuples and their metrics, against loops and scikit-learn."""
 
 import itertools
 import math
@@ -12,15 +12,21 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from pml_ext import RetrievalAccuracyCalculator, SharedLabel
 from pml_ext.evaluation import (
     best_threshold,
+    listed_pairs,
     neighbors_under,
     pair_scores,
     pairs_of_classes,
+    scores_of_pairs,
+    triplet_accuracy,
+    tuple_metrics,
     verification,
     verification_metrics,
     verify,
 )
 from pml_ext.evaluation.metrics import metrics_of
+from pml_ext.evaluation.pairs import VerificationPairs
 from pml_ext.evaluation.verification import accuracy_at, curve_metrics, fold_accuracies
+from pml_ext.pairwise import ListedTuples
 
 from .points import data
 
@@ -195,3 +201,138 @@ def test_invalid_scores_and_pairs_raise_errors(call, text):
     with pytest.raises((TypeError, ValueError), match=text) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def as_set(pairs):
+    return {(a, b, s) for a, b, s in zip(*(x.tolist() for x in vars(pairs).values()), strict=True)}
+
+
+LABELS = torch.tensor([3, 1, 3, 2, 1, 3, 7])
+
+
+REFERENCES = torch.tensor([1, 3, 3, 9, 2])
+
+
+@pytest.mark.parametrize("reference_labels", [None, REFERENCES])
+def test_pairs_of_classes_equal_a_loop(reference_labels):
+    expected = set()
+    for i, label in enumerate(LABELS.tolist()):
+        for j, other in enumerate((LABELS if reference_labels is None else reference_labels).tolist()):
+            if reference_labels is not None or i < j:
+                expected.add((i, j, label == other))
+    everything = pairs_of_classes(LABELS, reference_labels)
+    assert as_set(everything) == expected
+    assert len(everything) == len(expected)
+    assert as_set(pairs_of_classes(LABELS, reference_labels, most=100)) == expected
+
+    some = pairs_of_classes(LABELS, reference_labels, most=3)
+    assert as_set(some) < expected
+    assert len(as_set(some)) == 6
+    assert int(some.same.sum()) == 3
+    assert as_set(some) == as_set(pairs_of_classes(LABELS, reference_labels, most=3))
+    assert as_set(some) != as_set(pairs_of_classes(LABELS, reference_labels, most=3, seed=1))
+
+
+def test_sampled_pairs_are_drawn_equally_often():
+    """Each of the 15 + 21 pairs is drawn about as often as any other."""
+    counts = dict.fromkeys(as_set(pairs_of_classes(LABELS, REFERENCES)), 0)
+    for seed in range(600):
+        for pair in as_set(pairs_of_classes(LABELS, REFERENCES, most=3, seed=seed)):
+            counts[pair] += 1
+    for kind in (True, False):
+        drawn = np.array([count for pair, count in counts.items() if pair[2] is kind])
+        mean = drawn.mean()
+        assert drawn.sum() == 1800
+        assert abs(drawn - mean).max() < 5 * math.sqrt(mean)
+
+
+def test_class_of_nearly_all_items_is_sampled():
+    labels = torch.zeros(60_000, dtype=torch.long)
+    labels[7] = 1
+    pairs = pairs_of_classes(labels, most=100_000)
+    assert int(pairs.same.sum()) == 100_000
+    assert len(as_set(pairs)) == len(pairs) == 100_000 + 59_999
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: listed_pairs([0, 2], [1, 2], [1, 0], 3), "pair 1 is row 2 with itself"),
+        (lambda: listed_pairs([0, 5], [1, 2], [1, 0], 3), "pair 1 names row 5 as its first item; rows are from 0 to 2"),
+        (lambda: listed_pairs([0, 1], [1, 2], [1, 0], 3, 2), "pair 1 names row 2 as its second item; .* from 0 to 1"),
+        (lambda: listed_pairs([0], [1, 2], [1, 0], 3), "one value for each pair; got shapes"),
+        (lambda: listed_pairs([0, 1], [1, 2], [1, 3], 3), "same must be 1 or 0 .* got 3"),
+        (lambda: listed_pairs([0, 1], [1, 2], [1, math.nan], 3), "same must be 1 or 0 .* got nan"),
+        (lambda: listed_pairs([0.5, 1], [1, 2], [1, 0], 3), "first must be integers of one dimension"),
+        (lambda: pairs_of_classes(torch.zeros(3, 2, dtype=torch.long)), "labels must be integers of one dimension"),
+        (lambda: pairs_of_classes([1, 2], most=0), "most must be a whole number of at least 1"),
+        (lambda: pairs_of_classes(torch.zeros(20_000).long()), "199,990,000 pairs; type most="),
+        (lambda: listed_pairs([True, False], [1, 2], [1, 0], 4), "first must be integers of one dimension"),
+        (lambda: pairs_of_classes(["a", "b"]), "labels must be numbers, a tensor, an array or a list"),
+    ],
+)
+def test_invalid_pairs_raise_with_a_reason(call, text):
+    with pytest.raises((TypeError, ValueError), match=text) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def points(count=40, size=3, seed=0, ties=False):
+    rows = torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return rows.round() if ties else rows
+
+
+def listed(count, width, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = np.stack([rng.choice(40, width, replace=False) for _ in range(count)])
+    return ListedTuples(rows, rng.random(count) < 0.4 if width == 2 else None)
+
+
+def cosine(x, y):
+    return float(x @ y / max(float(x.norm() * y.norm()), 1e-8))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_pairs_equal_a_loop_and_scikit_learn(ties):
+    embeddings = points(ties=ties)
+    tested = listed(120, 2)
+    training = listed(90, 2, seed=1)
+    scores = [cosine(embeddings[a], embeddings[b]) for a, b in tested.rows.tolist()]
+    np.testing.assert_allclose(scores_of_pairs(embeddings, tested), scores, atol=1e-12)
+    threshold = best_threshold(scores_of_pairs(embeddings, training), training.same)
+    found = tuple_metrics(embeddings, tested, threshold)
+    pairs = VerificationPairs(tested.rows[:, 0], tested.rows[:, 1], tested.same)
+    expected = verify(embeddings, pairs) | verify(embeddings, pairs, threshold=threshold)
+    assert found == {f"verification_{name}": value for name, value in expected.items()}
+
+
+def test_few_pairs_have_no_folds_and_no_threshold():
+    found = tuple_metrics(points(), listed(12, 2))
+    assert "verification_roc_auc" in found
+    assert not [name for name in found if "accuracy" in name]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("distance", [None, LpDistance(normalize_embeddings=False), CosineSimilarity()])
+def test_triplets_equal_a_loop_with_ties(ties, distance):
+    embeddings = points(ties=ties)
+    triplets = listed(200, 3)
+    right = 0.0
+    for a, p, n in triplets.rows.tolist():
+        if isinstance(distance, LpDistance):
+            near = -float((embeddings[a] - embeddings[p]).norm())
+            far = -float((embeddings[a] - embeddings[n]).norm())
+        else:
+            near = cosine(embeddings[a], embeddings[p])
+            far = cosine(embeddings[a], embeddings[n])
+        right += 0.5 if abs(near - far) < 1e-12 else near > far
+    closeness = 0.03 if ties else 1e-12  # scores that are equal on paper may differ in their last digit
+    assert triplet_accuracy(embeddings, triplets, distance) == pytest.approx(right / 200, abs=closeness)
+
+
+def test_ties_of_triplets_count_half():
+    triplets = ListedTuples([[0, 1, 2], [3, 1, 2]])
+    assert triplet_accuracy(torch.ones(4, 2), triplets) == 0.5
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
+    assert tuple_metrics(rows, triplets) == {"triplet_accuracy": 0.5}
+    assert triplet_accuracy(torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [1, 0.2]]), triplets) == 1

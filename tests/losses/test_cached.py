@@ -1,9 +1,9 @@
-"""Gradient caching: micro-batches train as the whole batch does."""
+"""Gradient caching: micro-batches train like the whole batch, whatever form the inputs have."""
 
 import copy
 import math
 import types
-from collections import OrderedDict
+from collections import OrderedDict, UserDict, namedtuple
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from torch import nn
 
 from pml_ext import CachedGradients, CBMLLoss, CrossBatchMemory, TiledMultiSimilarityLoss, registry
 from pml_ext.errors import TrainingWarning
+from pml_ext.losses.splitting import number_of_rows, rows_of
 from pml_ext_train.cli.benchmark import peak_bytes
 
 
@@ -71,8 +72,7 @@ def test_five_steps_are_those_of_the_whole_batch(name, micro_batch):
 
     def plain(images, labels):
         embeddings = torch.cat([whole(part) for part in images.tensor_split(math.ceil(48 / micro_batch))])
-        mined = {} if miner is None else {"indices_tuple": miner(embeddings, labels)}
-        return loss(embeddings, labels, **mined)
+        return loss(embeddings, labels, **{} if miner is None else {"indices_tuple": miner(embeddings, labels)})
 
     torch.testing.assert_close(train(cut, step), train(whole, plain), rtol=1e-9, atol=1e-11)
 
@@ -201,18 +201,17 @@ def tokens(first, last):
     return {name: value if name == "scale" else value[first:last] for name, value in TOKENS.items()}
 
 
-def embedded_in_parts(net, inputs, call=lambda net, part: net(*part)):
+def embedded_in_parts(net, inputs):
     """The embeddings of a network without gradient caching, which draws dropout in the same order."""
-    parts = [call(net, inputs(first, min(first + 4, ROWS))) for first in range(0, ROWS, 4)]
-    names = ("pooler_output", "sentence_embedding")
     tensors = []
-    for part in parts:
-        if isinstance(part, tuple):
-            part = part[0]
-        for name in names:
-            if isinstance(part, dict) and name in part:
-                part = part[name]
-        tensors.append(part)
+    for first in range(0, ROWS, 4):
+        part = inputs(first, min(first + 4, ROWS))
+        outputs = net(**part) if isinstance(part, dict) else net(*part)
+        if isinstance(outputs, tuple):
+            outputs = outputs[0]
+        if isinstance(outputs, dict):
+            outputs = outputs.get("pooler_output", outputs.get("sentence_embedding"))
+        tensors.append(outputs)
     return torch.cat(tensors)
 
 
@@ -245,11 +244,8 @@ def test_two_networks_equal_the_uncached_ones(loss, shared):
     others = TOKENS if shared else TEXTS
 
     torch.manual_seed(1)
-    x = embedded_in_parts(queries, tokens, lambda net, part: net(**part))
-    if shared:
-        y = embedded_in_parts(queries, tokens, lambda net, part: net(**part))
-    else:
-        y = embedded_in_parts(references, lambda a, b: (TEXTS[a:b],))
+    x = embedded_in_parts(queries, tokens)
+    y = embedded_in_parts(references, tokens if shared else INPUTS["texts"][2])
     expected = outcome(loss()(x, CLASSES, ref_emb=y, ref_labels=CLASSES.clone()), queries, references)
 
     torch.manual_seed(1)
@@ -285,30 +281,28 @@ def test_outputs_are_found_or_named(outputs, output):
 
 @pytest.mark.parametrize("micro_batch", [2, 64])
 @pytest.mark.parametrize(
-    ("outputs", "settings", "text"),
+    ("outputs", "settings", "error", "text"),
     [
         (
             lambda x: (x, x),
             {},
+            TypeError,
             r"a tuple of length 2 from Returns with 0 \[\d+, 2\], 1 \[\d+, 2\]; name one by output=",
         ),
-        (lambda x: {"x": x[:, None]}, {}, r"got a dict from Returns with 'x' \[\d+, 1, 2\]"),
-        (lambda x: "text", {}, "got a str from Returns with no tensor"),
-        (lambda x: {"x": x}, {"output": "y"}, r"output='y' is no tensor in what Returns returns: 'x' \[\d+, 2\]"),
+        (lambda x: {"x": x[:, None]}, {}, TypeError, r"got a dict from Returns with 'x' \[\d+, 1, 2\]"),
+        (lambda x: "text", {}, TypeError, "got a str from Returns with no tensor"),
+        (lambda x: {"x": x}, {"output": "y"}, TypeError, r"output='y' is no tensor in what Returns .*: 'x' \[\d+, 2\]"),
+        (
+            lambda x: x.mean(0, keepdim=True),
+            {},
+            ValueError,
+            r"Returns must return one embedding for each row of its inputs, \d+; got .*1, 2",
+        ),
     ],
 )
-def test_outputs_need_exactly_one_tensor(outputs, settings, text, micro_batch):
+def test_outputs_need_one_tensor_of_all_rows(outputs, settings, error, text, micro_batch):
     step = CachedGradients(Returns(outputs), ContrastiveLoss(), micro_batch, **settings)
-    with pytest.raises(TypeError, match=text):
-        step(POINTS, CLASSES)
-
-
-@pytest.mark.parametrize("micro_batch", [2, 64])
-def test_a_network_that_pools_its_rows_is_refused(micro_batch):
-    step = CachedGradients(Returns(lambda x: x.mean(0, keepdim=True)), ContrastiveLoss(), micro_batch)
-    with pytest.raises(
-        ValueError, match=r"Returns must return one embedding for each row of its inputs, \d+; got .*1, 2"
-    ):
+    with pytest.raises(error, match=text):
         step(POINTS, CLASSES)
 
 
@@ -322,19 +316,28 @@ def test_unpack_decides_how_inputs_are_passed():
 
 
 @pytest.mark.parametrize("micro_batch", [2, 64])
-def test_references_that_do_not_fit(micro_batch):
-    step = CachedGradients(nn.Linear(3, 2).double(), ContrastiveLoss(), micro_batch)
-    with pytest.raises(ValueError, match="reference_inputs need ref_labels; .* type ref_labels=labels"):
-        step(POINTS, CLASSES, POINTS)
-    with pytest.raises(ValueError, match="10 labels need 10 rows of inputs; got 7"):
-        step(POINTS, CLASSES, POINTS[:7], CLASSES)
-    with pytest.raises(ValueError, match="reference_inputs and ref_emb are both given"):
-        step(POINTS, CLASSES, POINTS, CLASSES, ref_emb=POINTS)
-    two = CachedGradients(
-        nn.Linear(3, 2).double(), ContrastiveLoss(), micro_batch, reference_network=nn.Linear(3, 4).double()
-    )
-    with pytest.raises(ValueError, match="ref_emb must have the embedding size of embeddings, 2; got .*4"):
-        two(POINTS, CLASSES, POINTS, CLASSES)
+@pytest.mark.parametrize(
+    ("given", "size", "text"),
+    [
+        ({"reference_inputs": POINTS}, 2, "reference_inputs need ref_labels; .* type ref_labels=labels"),
+        ({"reference_inputs": POINTS[:7], "ref_labels": CLASSES}, 2, "10 labels need 10 rows of inputs; got 7"),
+        (
+            {"reference_inputs": POINTS, "ref_labels": CLASSES, "ref_emb": POINTS},
+            2,
+            "reference_inputs and ref_emb are both given",
+        ),
+        (
+            {"reference_inputs": POINTS, "ref_labels": CLASSES},
+            4,
+            "ref_emb must have the embedding size of embeddings, 2; got .*4",
+        ),
+    ],
+)
+def test_references_that_do_not_fit(given, size, text, micro_batch):
+    networks = nn.Linear(3, 2).double(), nn.Linear(3, size).double()
+    step = CachedGradients(networks[0], ContrastiveLoss(), micro_batch, reference_network=networks[1])
+    with pytest.raises(ValueError, match=text):
+        step(POINTS, CLASSES, **given)
 
 
 @pytest.mark.parametrize("loss", [CrossBatchMemory(CBMLLoss(), 2, 16), ProxyAnchorLoss(3, 2)])
@@ -353,3 +356,55 @@ def test_data_parallel_goes_around_the_step(tmp_path):
             CachedGradients(network, ContrastiveLoss(), 2)(torch.ones(4, 3), torch.arange(4) // 2)
     finally:
         torch.distributed.destroy_process_group()
+
+
+Pair = namedtuple("Pair", "left right")
+X = torch.arange(12).reshape(6, 2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "part"),
+    [
+        (X, X[2:4]),
+        (X.numpy(), X[2:4].numpy()),
+        (list("abcdef"), ["c", "d"]),
+        ((X, list("abcdef"), None), (X[2:4], ["c", "d"], None)),
+        (Pair(X, X + 1), Pair(X[2:4], X[2:4] + 1)),
+        ({"x": X, "deep": {"y": X.numpy()}, "scale": 2.0, "of": torch.tensor(3)}, None),
+        (UserDict(x=X, text="all"), {"x": X[2:4], "text": "all"}),
+    ],
+)
+def test_rows_keep_their_form_when_split(inputs, part):
+    assert number_of_rows(inputs) == number_of_rows(inputs, 6) == 6
+    found = rows_of(inputs, 2, 4)
+    if part is None:
+        part = {"x": X[2:4], "deep": {"y": X[2:4].numpy()}, "scale": 2.0, "of": torch.tensor(3)}
+    assert type(found) is type(part)
+    assert repr(found) == repr(part)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "text"),
+    [
+        (torch.tensor(1.0), TypeError, r"must be a tensor or array .*; got a tensor of shape \(\)"),
+        ("text", TypeError, "got a str"),
+        (None, TypeError, "got a NoneType"),
+        ({}, TypeError, "got a dict"),
+        ({"scale": 1.0}, TypeError, "got a dict"),
+        (iter("abc"), TypeError, "got a str_ascii_iterator"),
+        ({"x": X, "deep": [X], "odd": {1, 2}}, TypeError, r"got a set in \['odd'\]"),
+        ({"x": X, "mask": X[:4]}, ValueError, r"got rows: \['x'\] 6, \['mask'\] 4"),
+        ((X, {"y": X[:1]}), ValueError, r"got rows: \[0\] 6, \[1\]\['y'\] 1"),
+        ([X, X], TypeError, "a list of 2 tensors of 6 rows each may be 2 rows or 2 inputs; type tuple"),
+        ([np.ones(6), np.ones(6)], TypeError, "may be 2 rows or 2 inputs"),
+    ],
+)
+def test_inputs_that_cannot_be_split(inputs, error, text):
+    with pytest.raises(error, match=text):
+        number_of_rows(inputs)
+
+
+def test_labels_say_what_a_list_is():
+    assert number_of_rows([X, X], 2) == 2
+    with pytest.raises(ValueError, match=r"6 labels need 6 rows of inputs; got 2; .* type tuple\(...\)"):
+        number_of_rows([X, X], 6)

@@ -39,17 +39,6 @@ def test_labels_that_name_no_classes_are_refused(labels, text):
         ClassLabels(3, labels)
 
 
-def test_each_class_has_its_rows_in_order():
-    labels = torch.randint(0, 9, (60,), generator=torch.Generator().manual_seed(0)) * 5
-    found = class_members(labels, small=10)
-    rows = {label: [i for i, other in enumerate(labels.tolist()) if other == label] for label in labels.tolist()}
-    largest = max(map(len, rows.values()))
-    assert found.members.tolist() == [rows[label] + [0] * (largest - len(rows[label])) for label in sorted(rows)]
-    assert found.class_of.tolist() == [sorted(rows).index(label) for label in labels.tolist()]
-    assert found.place.tolist() == [rows[label].index(i) for i, label in enumerate(labels.tolist())]
-    assert torch.equal(found.members[found.class_of, found.place], torch.arange(60))
-
-
 @pytest.mark.parametrize(("small", "most_fill"), [(60, 4), (10, 1)])
 def test_one_product_is_cheaper_than_two(small, most_fill):
     """For a batch that is small, and for one whose classes differ in size so much that the padding would be most."""

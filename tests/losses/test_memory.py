@@ -1,5 +1,6 @@
-"""CrossBatchMemory: against the plain loss, against a loop that keeps every embedding, and its state."""
+"""CrossBatchMemory: against the plain loss, against a loop that keeps every embedding, and with miners."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -8,18 +9,50 @@ from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 
 from pml_ext import (
+    AnchorSwapMiner,
+    CachedGradients,
     CBMLLoss,
     CrossBatchMemory,
     DistributedLoss,
+    DistributedMiner,
     HardPairMiner,
+    HardQuadrupletMiner,
     MetricVarianceRegularizer,
     MultipleLosses,
+    NegativesOnly,
     RegularizedLoss,
     SharedLabel,
+    WithRelation,
     registry,
 )
+from pml_ext.errors import TrainingWarning
+from pml_ext.miners import PairMiner
 
-from .remembered import Spy, batch, with_references
+
+def batch(seed=0, size=12, classes=4, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 6, generator=generator, dtype=dtype).requires_grad_(), torch.arange(size) % classes
+
+
+X, LABELS = batch()
+
+
+def with_references():
+    """Every loss, PML's and registered, that says it takes references and can be built without further settings."""
+    for component in registry.components("loss"):
+        required = [s for s in component.settings.values() if s.default is s.empty]
+        if component.name == "pml/dynamic-soft-margin":  # keeps a histogram of its own
+            continue
+        if not required and registry.capabilities(component.cls) >= {"labels", "indices_tuple", "references"}:
+            yield component.name, lambda name=component.name: registry.build(name, "loss")
+    yield "regularized", lambda: RegularizedLoss(losses.ContrastiveLoss(), MetricVarianceRegularizer(), weight=0.5)
+
+
+class Spy(losses.TripletMarginLoss):
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        self.seen = indices_tuple
+        self.references = ref_emb
+        return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
 
 
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in with_references()])
@@ -111,13 +144,12 @@ def test_the_plain_loss_before_the_first_epoch():
     miner = miners.MultiSimilarityMiner()
     memory = CrossBatchMemory(losses.MultiSimilarityLoss(), 6, 16, miner=miner, first_epoch=3)
     memory.start_epoch(SimpleNamespace(epoch=2))
-    x, labels = batch()
-    assert torch.equal(memory(x, labels), memory.loss(x, labels, miner(x, labels)))
+    assert torch.equal(memory(X, LABELS), memory.loss(X, LABELS, miner(X, LABELS)))
     assert memory.filled == 0
     large, many = batch(size=40)
     assert memory(large, many).isfinite()
     memory.start_epoch(SimpleNamespace(epoch=3))
-    memory(x, labels)
+    memory(X, LABELS)
     assert memory.filled == 12
 
 
@@ -277,12 +309,11 @@ def test_a_sum_of_losses_with_miners(wrap):
         parts = [losses.NTXentLoss(), losses.ContrastiveLoss(), CBMLLoss()]
         return wrap(MultipleLosses(parts, miners=[miners.MultiSimilarityMiner(), None, HardPairMiner()]))
 
-    x, labels = batch()
     memory = CrossBatchMemory(build(), 6, 12)
     for _ in range(2):
-        torch.testing.assert_close(memory(x, labels), build()(x, labels))
+        torch.testing.assert_close(memory(X, LABELS), build()(X, LABELS))
     queue = memory.embedding_memory.clone(), memory.label_memory
-    torch.testing.assert_close(memory.eval()(x, labels), build()(x, labels, None, *queue))
+    torch.testing.assert_close(memory.eval()(X, LABELS), build()(X, LABELS, None, *queue))
     with pytest.raises(ValueError, match="and so has the MultipleLosses inside"):
         CrossBatchMemory(build(), 6, 12, miner=miners.BatchHardMiner())
 
@@ -290,33 +321,30 @@ def test_a_sum_of_losses_with_miners(wrap):
 @pytest.mark.parametrize("name", ["contrastive", "ntxent"])
 def test_pairs_that_are_there_count_once_more(name):
     """In its first batch, PML's memory takes rows of a tuple for rows of the batch, as ours does in all."""
-    x, labels = batch()
-    given = miners.MultiSimilarityMiner()(x, labels)
+    given = miners.MultiSimilarityMiner()(X, LABELS)
     loss = registry.build(f"pml/{name}", "loss")
     tiled = registry.build(f"tiled-{name}".replace("ntx", "nt-x"), "loss")
-    expected = losses.CrossBatchMemory(loss, 6, 12)(x, labels, given)
-    assert not torch.isclose(expected, loss(x, labels))
+    expected = losses.CrossBatchMemory(loss, 6, 12)(X, LABELS, given)
+    assert not torch.isclose(expected, loss(X, LABELS))
     for each in (loss, tiled, tiled.__class__(tile_size=5)):
-        torch.testing.assert_close(CrossBatchMemory(each, 6, 12)(x, labels, given), expected)
+        torch.testing.assert_close(CrossBatchMemory(each, 6, 12)(X, LABELS, given), expected)
 
 
 def test_a_tuple_that_changes_nothing_is_refused():
-    x, labels = batch()
-    given = miners.MultiSimilarityMiner()(x, labels)
+    given = miners.MultiSimilarityMiner()(X, LABELS)
     for loss in (CBMLLoss(), RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer()), MultipleLosses([CBMLLoss()])):
         memory = CrossBatchMemory(loss, 6, 12)
         with pytest.raises(ValueError, match="an indices_tuple changes nothing: .* type CrossBatchMemory.*miner="):
-            memory(x, labels, given)
+            memory(X, LABELS, given)
         assert memory.filled == 0
-        assert memory.eval()(x, labels, given).isfinite()
+        assert memory.eval()(X, LABELS, given).isfinite()
 
 
 def test_masked_rows_are_never_anchors_before_activation():
-    x, labels = batch()
     memory = CrossBatchMemory(CBMLLoss(), 6, 24)
     memory.active = False
-    mask = torch.arange(len(x)) % 2 == 0
-    assert memory(x, labels, enqueue_mask=mask) == CBMLLoss()(x[~mask], labels[~mask])
+    mask = torch.arange(len(X)) % 2 == 0
+    assert memory(X, LABELS, enqueue_mask=mask) == CBMLLoss()(X[~mask], LABELS[~mask])
 
 
 def test_without_anchors_an_inactive_memory_gives_zero():
@@ -328,3 +356,117 @@ def test_without_anchors_an_inactive_memory_gives_zero():
     loss.backward()
     assert loss == 0
     assert (x.grad == 0).all()
+
+
+def registered_miners():
+    """Every miner, PML's and registered, that looks for partners among references."""
+    for component in registry.components("miner"):
+        if component.class_name not in (
+            "EmbeddingsAlreadyPackagedAsTriplets",
+            "AnchorSwapMiner",
+            "HardQuadrupletMiner",
+        ):
+            yield component.name, lambda name=component.name: registry.build(name, "miner")
+    for positives, negatives in (("easy", "semihard"), ("easy", "easy"), ("semihard", "hard"), ("all", "easy")):
+        yield f"{positives}, {negatives}", functools.partial(miners.BatchEasyHardMiner, positives, negatives)
+    yield "local, 30", lambda: registry.build("local-positive", "miner", percentile=30)
+    yield "tiled", lambda: registry.build("local-positive", "miner", tile_size=5)
+    yield "related", lambda: WithRelation(miners.MultiSimilarityMiner(), NegativesOnly())
+
+
+@pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in registered_miners()])
+def test_a_miner_sees_no_own_copy(build):
+    """A memory as large as the batch gives the plain loss with the same miner, for every loss."""
+    for name, build_loss in with_references():
+        x, _ = batch()
+        twin = x.detach().clone().requires_grad_()
+        miner = build()
+        labels = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3])
+        if isinstance(miner, miners.DistanceWeightedMiner):
+            labels = torch.arange(12) // 2  # with one positive each, both draw the same negatives
+        plain = build_loss().double()
+        memory = CrossBatchMemory(build_loss().double(), 6, 12, miner=build())
+        for seed in range(2):  # the second time the queue is written over
+            torch.manual_seed(seed)
+            expected = plain(x, labels, miner(x, labels))
+            torch.manual_seed(seed)
+            found = memory(twin, labels)
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: name + text)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(value, at)[0] for value, at in ((found, twin), (expected, x))), rtol=1e-7, atol=1e-9
+        )
+
+
+def test_random_positives_are_drawn_without_own_copy():
+    """As many triplets as without references, and each other member of the class as often."""
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
+    spy = Spy()
+    miner = miners.DistanceWeightedMiner()
+    memory = CrossBatchMemory(spy, 6, 8, miner=miner)
+    torch.manual_seed(0)
+    drawn = torch.zeros(8, 8)
+    for _ in range(400):
+        memory(x, labels)
+        a, p, _ = spy.seen
+        assert len(a) == len(miner(x, labels)[0])
+        drawn.index_put_((a, (p - memory.curr_batch_idx[0]) % 8), torch.ones(()), accumulate=True)
+    same = labels[:, None] == labels
+    same.fill_diagonal_(False)
+    assert not drawn[~same].any()
+    expected = (drawn.sum(1, keepdim=True) / same.sum(1, keepdim=True).clamp(min=1)).expand(8, 8)
+    torch.testing.assert_close(drawn[same], expected[same], rtol=0.15, atol=0)
+
+
+class Untold(miners.MultiSimilarityMiner):
+    """A miner of somebody else, of which nothing is known."""
+
+    def mine(self, embeddings, labels, ref_emb, ref_labels):
+        return super().mine(embeddings, labels, ref_emb, ref_labels)
+
+
+def test_an_unknown_miner_runs_by_anchor_and_warns():
+    miner = Untold()
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 12, miner=miner)
+    with pytest.warns(TrainingWarning, match="Untold is called once for each embedding .* pml_ext.plugin.TiledMiner"):
+        found = memory(X, LABELS)
+    mined = miners.MultiSimilarityMiner()(X, LABELS)
+    torch.testing.assert_close(found, losses.ContrastiveLoss()(X, LABELS, mined))
+    assert (miner.num_pos_pairs, miner.num_neg_pairs) == (len(mined[0]), len(mined[2]))
+
+
+class OfBatch(PairMiner):
+    """Ignores references."""
+
+    def mine(self, embeddings, labels, ref_emb, ref_labels):
+        return miners.BatchHardMiner()(embeddings, labels)
+
+
+def test_a_miner_without_references_is_refused():
+    for miner, text in (
+        (
+            miners.EmbeddingsAlreadyPackagedAsTriplets(),
+            "accepts no references, such as the queue of a CrossBatchMemory",
+        ),
+        (HardQuadrupletMiner(), "accepts no references"),
+        (OfBatch(), 'declare "references" in capabilities of OfBatch'),
+        (AnchorSwapMiner(), "accepts no references"),
+        (DistributedMiner(miners.BatchHardMiner()), "give the miner without DistributedMiner"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            CrossBatchMemory(losses.ContrastiveLoss(), 6, 12, miner=miner)(X, LABELS)
+
+
+def test_cached_references_are_not_mined_as_batch():
+    cached = CachedGradients(
+        torch.nn.Linear(X.shape[1], 4, dtype=X.dtype), losses.ContrastiveLoss(), 4, miner=OfBatch()
+    )
+    assert cached(X, LABELS) >= 0
+    with pytest.raises(ValueError, match="OfBatch accepts no references"):
+        cached(X, LABELS, reference_inputs=X, ref_labels=LABELS)
+
+
+def test_a_queue_of_one_row_has_no_pairs():
+    x = torch.randn(1, 6, requires_grad=True)
+    for miner in (miners.BatchHardMiner(), miners.HDCMiner(), miners.UniformHistogramMiner(), HardPairMiner()):
+        assert CrossBatchMemory(losses.ContrastiveLoss(), 6, 12, miner=miner)(x, torch.tensor([0])) == 0

@@ -36,9 +36,3 @@ def test_a_call_stands_outside_of_the_graph(graphs, eagerly):
     assert seen == [(torch.Tensor, False)]
     assert found
     assert not any("nonzero" in graph.code for graph in found)
-
-
-def test_without_compilation_it_is_a_call():
-    assert disabled.call(divmod, 7, 2) == run_eagerly(divmod, 7, 2) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        run_eagerly(divmod, 7, 0)

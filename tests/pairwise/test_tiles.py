@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pml_ext.pairwise import in_parts, in_tiles, rows_per_tile, shared, tiles, tiles_of_rows
+from pml_ext.pairwise import in_parts, in_tiles, rows_per_tile, tiles_of_rows
 
 
 def made(rows=7, columns=5, size=3):
@@ -93,45 +93,6 @@ def test_a_size_is_chosen_from_the_entries():
     assert rows_per_tile(None, 1024, 2049, cpu) == 256
     assert rows_per_tile(None, 64, 1 << 22, cpu) == 8  # the least, though one row has as many entries as a tile
     assert rows_per_tile(None, 1024, 2049, torch.device("cuda")) is None
-
-
-class Half:
-    """Of two processes the second, which has the tiles from the middle on; the other's results are given."""
-
-    def __init__(self, first):
-        self.first = first
-
-    def part(self, count):
-        return slice(count // 2, count)
-
-    def gathered(self, tensors):
-        joined = [torch.cat([one, other]) for one, other in zip(self.first, tensors, strict=True)]
-        return joined, [len(one) for one in self.first]
-
-    def summed(self, tensors):
-        return [2 * tensor for tensor in tensors]
-
-
-def test_a_process_computes_its_tiles_alone():
-    x, y, _ = made(8)
-    seen = []
-
-    def part(rows, anchors, whole):
-        seen.append(rows)
-        return [(anchors[0] @ whole[0].T).exp().sum(1)]
-
-    expected = (x @ y.T).exp().sum(1)
-    sharing = Half([expected[:4].detach()])
-    with shared(sharing):
-        assert tiles.sharing() is sharing
-        (value,) = in_tiles(part, (x,), (y,), tiles_of_rows(8, 2))
-    assert tiles.sharing() is None
-    torch.testing.assert_close(value, expected)
-    weights = torch.arange(8.0, dtype=torch.float64)
-    found = torch.autograd.grad((value * weights).sum(), (x, y))
-    assert {tile.start for tile in seen} == {4, 6}
-    wanted = torch.autograd.grad((expected * weights)[4:].sum(), (x, y))
-    torch.testing.assert_close(found, tuple(2 * gradient for gradient in wanted))  # summed over the processes
 
 
 def test_parts_are_computed_again_in_the_backward_pass():

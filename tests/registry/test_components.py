@@ -1,16 +1,21 @@
-"""Kinds, capabilities and settings of classes; PML's own classes."""
+"""Components: kinds, capabilities and settings of classes; their construction; the hooks."""
 
+import importlib
+import inspect
 import sys
 
+import pluggy
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses
 from torch.utils.data import Sampler
 
+import pml_ext
 from pml_ext import registry
-from pml_ext.errors import PluginError
-from pml_ext.registry import Component
+from pml_ext.errors import ConfigError, PluginError
+from pml_ext.registry import BuildContext, Component, fill_settings, hooks
 from pml_ext.registry.components import import_name, kind_of
+from pml_ext.registry.hooks import packaged
 
 
 class Sub(losses.NTXentLoss):
@@ -43,8 +48,7 @@ def test_pmls_classes_and_their_names():
     assert registry.get("pml/lp", kind="distance").cls is distances.LpDistance
     assert registry.get("pml/m-per-class").kind == "sampler"
     names = {component.cls.__name__ for component in registry.components("loss") if component.name.startswith("pml/")}
-    wanted = {name for name in dir(losses) if name.endswith("Loss")}
-    assert wanted - {"GenericPairLoss"} <= names
+    assert {name for name in dir(losses) if name.endswith("Loss")} - {"GenericPairLoss"} <= names
 
 
 # NCALoss takes references, but compares an embedding with its own copy among them.
@@ -119,3 +123,95 @@ def test_failing_import_names_plugin_hook_and_line(tmp_path, module, line, error
     )
     with pytest.raises(PluginError, match=text):
         import_name("theirs:X", "the loss 'x' of the plugin 'mine'", "mine", "a_hook", "class")
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "settings", "text"),
+    [
+        ("pml/triplet-margin", {}, {"margn": 0.1}, "no setting of pml/triplet-margin 'margn'; nearest: margin"),
+        ("pml/proxy-anchor", {"num_classes": 2, "embeding_size": 4}, {}, "'embeding_size'; nearest: embedding_size"),
+    ],
+)
+def test_unknown_settings_and_context_names_are_refused(name, context, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        registry.build(name, "loss", context, **settings)
+
+
+def test_settings_that_are_components_are_built():
+    more = {"distance": {"name": "pml/lp", "power": 2}, "embedding_regularizer": {"name": "pml/lp"}}
+    loss = registry.build("pml/contrastive", "loss", **more)
+    assert isinstance(loss.distance, distances.LpDistance)
+    assert loss.distance.power == 2
+    assert type(loss.embedding_regularizer).__name__ == "LpRegularizer"
+
+
+def wanting(embedding_size, words, metric: pml_ext.PDDMDistance, base: distances.BaseDistance, num_classes=7, seed=3):
+    """Something with every kind of setting."""
+
+
+def test_context_fills_the_missing_settings():
+    context: BuildContext = {"embedding_size": 8, "num_classes": 2, "seed": 9}
+    values, missing = fill_settings(wanting, context)
+    assert values.keys() == {"embedding_size", "metric", "seed"}
+    assert values["metric"].embedding_size == 8
+    assert missing == ["words", "base"]  # of a base class any component will do: somebody has to say which
+    assert fill_settings(wanting, context, given=["metric", "seed"])[0] == {"embedding_size": 8}
+
+
+def test_a_context_reaches_the_components_in_settings():
+    context: BuildContext = {"num_classes": 2, "class_labels": [30, 40], "collect_stats": True}
+    parts = {"loss": {"name": "pml/contrastive"}, "regularizer": {"name": "density"}}
+    loss = registry.build("regularized", "loss", context, **parts)
+    assert loss.regularizer.classes.ordered.tolist() == [30, 40]
+    assert (loss.collect_stats, loss.loss.collect_stats) == (True, losses.ContrastiveLoss().collect_stats)
+
+
+def test_class_weights_follow_the_order_of_labels():
+    reducer = registry.build("pml/class-weighted", "reducer", {"class_labels": [1, 3]}, weights=[0.5, 2])
+    torch.testing.assert_close(reducer.weights, torch.tensor([0, 0.5, 0, 2], dtype=torch.float64))
+    with pytest.raises(ConfigError, match="weights of pml/class-weighted must be numbers, .* got \\['a'\\]"):
+        registry.build("pml/class-weighted", "reducer", weights=["a"])
+
+
+def test_subclass_of_a_pml_reducer_is_converted(isolated_registry):
+    """No class is known by its name."""
+    from pytorch_metric_learning.reducers import ClassWeightedReducer
+
+    class MineReducer(ClassWeightedReducer):
+        """A reducer with weights of classes."""
+
+    pml_ext.register(MineReducer)
+    assert registry.build("mine", "reducer", {"class_labels": [1]}, weights=[0.5]).weights.tolist() == [0, 0.5]
+
+
+SPECS = {name: value for name, value in vars(hooks).items() if name.startswith("pml_ext_")}
+
+
+def test_every_hook_is_specified_and_described():
+    manager = pluggy.PluginManager("pml_ext")
+    manager.add_hookspecs(hooks)
+    assert {name for name in vars(manager.hook) if name.startswith("pml_ext_")} == set(SPECS)
+    assert set(hooks.HOOK_OF.values()) == set(SPECS)
+    for name, function in SPECS.items():
+        assert function.__doc__.startswith("Return "), name
+        assert not inspect.signature(function).parameters  # so that a plugin cannot ask for any
+        assert function() is None
+
+
+def test_a_package_has_its_recipes_and_papers(install_plugin):
+    package = install_plugin("packed", "")
+    (package / "papers").mkdir()
+    for name in ("mine.toml", "other.toml", "other.toml~"):
+        (package / "papers" / name).touch()
+    importlib.import_module("packed")
+    recipes, papers = packaged("packed")
+    assert recipes() == [package / "recipes"]
+    assert papers() == {name: package / "papers" / f"{name}.toml" for name in ("mine", "other")}
+    assert [hasattr(hook, "pml_ext_impl") for hook in (recipes, papers)] == [True, True]  # marked as hooks
+
+
+@pytest.mark.parametrize("answer", [None, "text", b"bytes", {"a": 1}, 5])
+@pytest.mark.parametrize("hook", ["pml_ext_components", "pml_ext_recipes"])
+def test_an_answer_that_is_no_list_is_refused(hook, answer):
+    with pytest.raises(PluginError, match=f"{hook} returned .*; it must return a list of "):
+        hooks.entries(hook, "mine", answer)

@@ -62,8 +62,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(("broken", "cause"), BROKEN.items(), ids=range(len(BROKEN)))
 def test_broken_plugin_is_reported_once_without_harm(install_plugin, install_loss, broken, cause):
-    package = install_plugin("broken", "")
-    (package / "__init__.py").write_text(broken + "\n")
+    (install_plugin("broken", "") / "__init__.py").write_text(broken + "\n")
     install_loss("foreign")
     with pytest.warns(PluginWarning, match=r"'broken' of broken 1.0 is broken") as caught:
         assert {record.name for record in diagnosis()} >= {"foreign", "broken"}
@@ -216,8 +215,7 @@ def test_an_interrupted_import_is_made_again(install_plugin, stop, before_hooks)
         text = interrupted + hooks
     else:
         text = hooks.replace("    return", textwrap.indent(interrupted, "    ") + "    return")
-    package = install_plugin("mine", text)
-    (package / "first").touch()
+    (install_plugin("mine", text) / "first").touch()
     with pytest.raises((KeyboardInterrupt, StoppedError)):
         registry.get("aardvark")
     assert registry.get("aardvark").plugin == "mine"

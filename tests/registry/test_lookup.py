@@ -177,8 +177,7 @@ def test_plugins_with_all_our_names_change_nothing(request):
 
 @pytest.mark.usefixtures("claimed")
 def test_a_recipe_reaches_any_plugins_names():
-    tables = read_tables("zzz/own")
-    assert plugins_in(tables).keys() == {"zzz"}
+    assert plugins_in(read_tables("zzz/own")).keys() == {"zzz"}
     recipe = load_recipes("zzz/own", {"loss.miner": "zzz:hard-pair"})["zzz/own"]
     loss, miner = build_loss(recipe.loss, loss_context(recipe, [0, 1]))
     assert {type(loss).__module__, type(miner).__module__} == {"zzz"}

@@ -1,5 +1,6 @@
-"""Losses, miners and memories with relations, against listed pairs."""
+"""Relations: their weights against float64 loops; losses, miners and memories with them, against listed pairs."""
 
+import itertools
 import math
 
 import pytest
@@ -33,14 +34,168 @@ from pml_ext.relations import related_pairs
 from pml_ext.testing import SecondDevice
 from pml_ext.testing.calling import CountedOperations
 
-from .made_up import B, C, points, some_sets, value_and_gradient
+B = 24  # items of a batch
+C = 6  # labels
 
-NUMPY_ZERO = torch.zeros(1, dtype=torch.long).numpy()[0]
+
+def points(seed=0, rows=B, size=8):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, size, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def some_sets(seed=0, rows=B, share=0.35):
+    return torch.rand(rows, C, generator=torch.Generator().manual_seed(seed)) < share
+
+
+X = points()
+SETS = some_sets()
+CLASSES = torch.arange(B) // 4
+
+
+def value_and_gradient(loss, x, *arguments, **named):
+    value = loss(x, *arguments, **named)
+    return value.detach(), torch.autograd.grad(value, x)[0]
+
+
+def test_different_groups_equal_a_slow_loop():
+    classes = torch.randint(3, (B,), generator=torch.Generator().manual_seed(0))
+    groups = torch.randint(-1, 4, (B,), generator=torch.Generator().manual_seed(1))
+    relation = pml_ext.DifferentGroups()
+    labels = relation.tensor(torch.stack([classes, groups], 1), B)
+    found = relation.matrix(labels, labels)
+    for i, j in itertools.product(range(B), repeat=2):
+        expected = float(classes[i] == classes[j])
+        if groups[i] >= 0 and groups[i] == groups[j]:
+            expected = math.nan
+        assert found[i, j].item() == pytest.approx(expected, nan_ok=True)
+
+
+def jaccard(first, second):
+    shared = len(first & second)
+    return shared, shared / len(first | second) if first | second else 0.0
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("threshold", [0.0, 1 / 3, 0.5, 1.0])
+def test_shared_labels_equal_a_slow_loop(threshold, graded):
+    first = some_sets(0)
+    second = some_sets(1, 17)
+    relation = SharedLabel(threshold, graded)
+    found = relation.matrix(relation.tensor(first.float(), B), second)
+    one_by_one = relation.weights(first[:, None], second[None])
+    lists = [{label for label in range(C) if row[label]} for row in first]
+    of_lists = relation.matrix(SharedLabel(num_labels=C).tensor([sorted(each) for each in lists], B), second)
+    for i, j in itertools.product(range(B), range(17)):
+        shared, index = jaccard(lists[i], {label for label in range(C) if second[j, label]})
+        wanted = 0.0 if not shared else index if graded else 1.0
+        if shared and index < threshold:
+            wanted = math.nan
+        for each in (found, one_by_one, of_lists):
+            assert each[i, j].item() == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+
+
+def test_missing_label_of_a_table_raises():
+    table = torch.tensor([[1.0, 0.0], [float("nan"), 1.0], [0.0, float("nan")]])
+    with pytest.raises(ValueError, match="multi-hot labels of SharedLabel have 2 NaN; wanted 0"):
+        SharedLabel().tensor(table, 3)
+
+
+def test_a_matrix_of_the_batch():
+    matrix = torch.where(torch.rand(B, B, generator=torch.Generator().manual_seed(3)) < 0.3, math.nan, 0.0)
+    matrix[torch.arange(B), (torch.arange(B) + 1) % B] = 1
+    wanted = CBMLLoss()(X, None, (*torch.where(matrix == 1), *torch.where((matrix == 0).fill_diagonal_(False))))
+    for loss, labels in itertools.product((CBMLLoss(), CBMLLoss(tile_size=5)), (None, torch.arange(B))):
+        torch.testing.assert_close(loss(X, labels, relation=FromMatrix(matrix)), wanted)
+
+
+def random_numbers(columns, seed=0, integers=False):
+    generator = torch.Generator().manual_seed(seed)
+    numbers = 10 * torch.rand(B, *columns, generator=generator, dtype=torch.float64)
+    return numbers.long() if integers else numbers
+
+
+@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize("columns", [(), (1,), (3,)])
+@pytest.mark.parametrize(
+    ("within", "beyond", "graded", "p"), [(2, None, False, 2), (2, 4.5, True, 1), (3, None, True, 2)]
+)
+def test_near_numbers_equal_a_slow_loop(within, beyond, graded, p, columns, integers):
+    relation = pml_ext.Near(within, beyond, graded, p)
+    x = random_numbers(columns, 0, integers)
+    y = random_numbers(columns, 1, integers)
+    found = relation.matrix(relation.tensor(x, B), relation.tensor(y, B))
+    assert relation.tensor(x, B).dtype == x.dtype
+    for i, j in itertools.product(range(B), repeat=2):
+        parts = (x[i].reshape(-1) - y[j].reshape(-1)).abs().tolist()
+        distance = sum(part**p for part in parts) ** (1 / p)
+        far = within if beyond is None else beyond
+        expected = math.nan
+        if distance > far or (graded and distance >= far):
+            expected = 0.0
+        if distance < within or (distance == within and not graded):
+            expected = 1 - distance / within if graded else 1.0
+        assert found[i, j].item() == pytest.approx(expected, abs=1e-6, nan_ok=True)
+
+
+def test_names_of_classes_may_be_numbers():
+    relation = pml_ext.Near.of_classes(["37", "4", "40.5"], within=4, graded=True)
+    labels = torch.tensor([0, 2, 1])
+    numbers = torch.tensor([37, 40.5, 4])
+    torch.testing.assert_close(relation.matrix(labels, labels), pml_ext.Near(4, graded=True).matrix(numbers, numbers))
+    assert pml_ext.Near.of_classes(["1 2", "4 6"], within=5).matrix(labels[:1], labels[2:]).tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int64])
+def test_differences_of_small_integers_are_exact(kind):
+    ages = torch.tensor([1, 2, 100], dtype=kind)
+    assert pml_ext.Near(1).matrix(ages, ages).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    if kind != torch.uint8:
+        assert pml_ext.Near(150).matrix(ages, -ages)[2, 2] == 0
+
+
+def test_numbers_of_lists_keep_their_digits():
+    """float32 has a spacing of 128 at timestamps."""
+    times = [1_700_000_000.0, 1_700_000_059.0, 1_700_000_121.0]
+    wanted = [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    near = pml_ext.Near(60)
+    numbers = near.tensor(times, 3)
+    assert near.matrix(numbers, numbers).tolist() == wanted
+    by_class = pml_ext.Near(60, numbers=times)
+    classes = torch.arange(3)
+    assert by_class.matrix(classes, classes).tolist() == wanted
+
+
+PATHS = ["animal/bird/owl", "animal/bird/robin", "animal/fish/cod", "plant/tree/oak", "plant/moss", "animal/bird"]
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_trees_of_classes_equal_a_loop(level, graded):
+    relation = Hierarchy(PATHS, level, graded)
+    labels = torch.arange(len(PATHS))
+    found = relation.matrix(labels, labels)
+    for i, j in itertools.product(range(len(PATHS)), repeat=2):
+        paths = [PATHS[k].split("/") + [""] * (3 - len(PATHS[k].split("/"))) for k in (i, j)]
+        depth = next((d for d in range(3) if paths[0][d] != paths[1][d]), 3)
+        wanted = 0.0 if depth < level else depth / 3 if graded else 1.0
+        assert found[i, j].item() == pytest.approx(wanted, rel=1e-6)
+    classes = relation.classes(labels)
+    assert graded or torch.equal(classes[:, None] == classes, found > 0)
+    assert relation.tensor(["plant/moss", ("animal", "bird", "owl")], 2).tolist() == [4, 0]
+
+
+def test_unknown_items_are_nobodys_positive():
+    labels = torch.tensor([0, 0, 1, -1, -1])
+    weights = NegativesOnly().matrix(labels, labels)
+    for i, j in itertools.product(range(5), repeat=2):
+        both = labels[i] == -1 and labels[j] == -1
+        assert weights[i, j].item() == pytest.approx(math.nan if both else float(labels[i] == labels[j]), nan_ok=True)
+
+
 PAIR_LOSSES = [c.name for c in registry.components("loss") if issubclass(c.cls, PairLoss)]
 MINERS = [c.name for c in registry.components("miner") if issubclass(c.cls, PairMiner)]
 
 
-X = points()
 OF_SETS = CBMLLoss(relation=SharedLabel())
 
 
@@ -61,7 +216,7 @@ OF_SETS = CBMLLoss(relation=SharedLabel())
         (lambda: WithRelation(losses.ArcFaceLoss(3, 4), SharedLabel()), TypeError, "does not compare pairs"),
         (lambda: CBMLLoss()(points(), torch.arange(B), relation=FromMatrix(torch.eye(3))), ValueError, "3 rows"),
         (
-            lambda: Hierarchy(["a/b"]).tensor([NUMPY_ZERO], 1),
+            lambda: Hierarchy(["a/b"]).tensor([torch.zeros(1, dtype=torch.long).numpy()[0]], 1),
             TypeError,
             "needs a tensor of integers",
         ),
@@ -145,15 +300,13 @@ RELATIONS = {  # with labels of a batch and of references
 @pytest.mark.parametrize("name", PAIR_LOSSES)
 def test_a_relation_gives_what_its_pairs_give(name, case):
     relation, (labels, ref_labels) = RELATIONS[case]
-    x = points()
-    y = points(1, 18).detach()
-    for named, columns in (({}, labels), ({"ref_emb": y}, ref_labels)):
+    for named, columns in (({}, labels), ({"ref_emb": points(1, 18).detach()}, ref_labels)):
         pairs = related_pairs(relation, labels, columns, itself=not named)
-        wanted = value_and_gradient(registry.build(name, "loss"), x, None, pairs, **named)
+        wanted = value_and_gradient(registry.build(name, "loss"), X, None, pairs, **named)
         more = named | {"ref_labels": ref_labels} if named else {}
         for tile_size in (None, 5):
             loss = registry.build(name, "loss", tile_size=tile_size, relation=relation)
-            torch.testing.assert_close(value_and_gradient(loss, x, labels, **more), wanted, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(value_and_gradient(loss, X, labels, **more), wanted, rtol=1e-9, atol=1e-12)
     assert wanted[1].abs().max() > 0
 
 
@@ -195,26 +348,22 @@ def graded_loops(x, weights):
 
 @pytest.mark.parametrize("loss", [CBMLLoss, TiledMultiSimilarityLoss, TiledSupConLoss, TiledContrastiveLoss])
 def test_graded_losses_against_a_loop(loss):
-    x = points()
-    labels = some_sets()
     relation = SharedLabel(0.3, graded=True)
-    value = graded_loops(x, relation.matrix(labels, labels))[loss.__name__]
-    wanted = value.detach(), torch.autograd.grad(value, x)[0]
+    value = graded_loops(X, relation.matrix(SETS, SETS))[loss.__name__]
+    wanted = value.detach(), torch.autograd.grad(value, X)[0]
     for tile_size in (None, 5):
-        found = value_and_gradient(loss(tile_size=tile_size), x, labels, relation=relation)
+        found = value_and_gradient(loss(tile_size=tile_size), X, SETS, relation=relation)
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)  # weights are float32
-    ones = FromMatrix((SharedLabel().matrix(labels, labels) > 0).float(), graded=True)
-    torch.testing.assert_close(loss()(x, relation=ones), loss()(x, labels, relation=SharedLabel()), rtol=1e-9, atol=0)
+    ones = FromMatrix((SharedLabel().matrix(SETS, SETS) > 0).float(), graded=True)
+    torch.testing.assert_close(loss()(X, relation=ones), loss()(X, SETS, relation=SharedLabel()), rtol=1e-9, atol=0)
 
 
 def test_a_relation_and_mined_pairs_keep_the_weights():
-    x = points()
-    labels = some_sets()
     relation = SharedLabel(graded=True)
-    pairs = related_pairs(relation, labels, labels, itself=True)
+    pairs = related_pairs(relation, SETS, SETS, itself=True)
     for tile_size in (None, 5):
         loss = TiledMultiSimilarityLoss(tile_size=tile_size, relation=relation)
-        torch.testing.assert_close(loss(x, labels, pairs), loss(x, labels))
+        torch.testing.assert_close(loss(X, SETS, pairs), loss(X, SETS))
 
 
 # Miners
@@ -222,17 +371,14 @@ def test_a_relation_and_mined_pairs_keep_the_weights():
 
 @pytest.mark.parametrize("name", MINERS)
 def test_related_miners_equal_listed_pairs(name):
-    x = points()
-    labels = torch.arange(B) // 4
-    sets = some_sets()
     tiled = issubclass(registry.get(name, "miner").cls, TiledMiner)
     settings = {"tile_size": 5} if tiled else {"num_quadruplets": 40}
     plain = registry.build(name, "miner", **settings)
     related = registry.build(name, "miner", relation=SharedLabel(), **settings)
-    pairs = related_pairs(SharedLabel(), sets, sets, True)
-    torch.testing.assert_close(related(x, sets), plain(x, labels, indices_tuple=pairs), rtol=0, atol=0)
+    pairs = related_pairs(SharedLabel(), SETS, SETS, True)
+    torch.testing.assert_close(related(X, SETS), plain(X, CLASSES, indices_tuple=pairs), rtol=0, atol=0)
     kept = pairs[0] < 5  # issue 742: a tuple narrows what is mined
-    narrowed = plain(x, labels, indices_tuple=(pairs[0][kept], pairs[1][kept], *pairs[2:]))
+    narrowed = plain(X, CLASSES, indices_tuple=(pairs[0][kept], pairs[1][kept], *pairs[2:]))
     assert not tiled or set(narrowed[0].tolist()) <= set(range(5))
     assert len(narrowed[0]) > 0
 
@@ -241,25 +387,21 @@ def test_related_miners_equal_listed_pairs(name):
     "make", [lambda r: HardPairMiner(relation=r), lambda r: WithRelation(miners.MultiSimilarityMiner(), r)]
 )
 def test_miners_take_no_pairs_of_a_group(make):
-    x = points()
     classes = torch.arange(B) % 3
     groups = classes + 3 * (torch.arange(B) // 6)
-    mined = make(pml_ext.DifferentGroups())(x, torch.stack([classes, groups], 1))
-    first, positive, second, negative = mined
+    first, positive, second, negative = make(pml_ext.DifferentGroups())(X, torch.stack([classes, groups], 1))
     assert len(first)
     assert ((groups[first] != groups[positive]) & (classes[first] == classes[positive])).all()
     assert (classes[second] != classes[negative]).all()
 
 
 def test_wrapped_miners_keep_their_inner_relation():
-    x = points()
-    sets = some_sets()
     miner = AnchorSwapMiner(SemiHardTripletMiner(relation=SharedLabel()))
     assert isinstance(miner.relation, SharedLabel)
-    swapped = miner(x, sets)
-    assert (SharedLabel().matrix(sets, sets)[swapped[0], swapped[1]] > 0).all()
+    swapped = miner(X, SETS)
+    assert (SharedLabel().matrix(SETS, SETS)[swapped[0], swapped[1]] > 0).all()
     with pytest.raises(ValueError, match="per_class of HardQuadrupletMiner needs classes"):
-        registry.build("hard-quadruplet", "miner", per_class=True, relation=SharedLabel())(x, sets)
+        registry.build("hard-quadruplet", "miner", per_class=True, relation=SharedLabel())(X, SETS)
 
 
 # Around and inside of other things
@@ -288,8 +430,7 @@ def test_a_memory_keeps_labels_of_any_shape(make, tmp_path):
     for module in value.modules():
         if "relation" in vars(module).get("_modules", {}):
             module.relation = matrix
-    found = memory(*second)
-    torch.testing.assert_close(found, value(second[0], second[1], None, columns, None))
+    torch.testing.assert_close(memory(*second), value(second[0], second[1], None, columns, None))
     torch.save(memory.state_dict(), tmp_path / "memory.pt")
     again = CrossBatchMemory(make(), 8, memory_size=3 * B)
     again.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
@@ -300,12 +441,10 @@ def test_a_memory_keeps_labels_of_any_shape(make, tmp_path):
 
 
 def test_compiled_loss_with_sets_is_equal():
-    x = points()
-    sets = some_sets()
     loss = CBMLLoss(relation=SharedLabel())
     compiled = torch.compile(loss, backend="eager")
-    for labels in (sets, torch.nn.functional.one_hot(torch.arange(B) // 4, C)):
-        torch.testing.assert_close(compiled(x, labels), loss(x, labels))
+    for labels in (SETS, torch.nn.functional.one_hot(torch.arange(B) // 4, C)):
+        torch.testing.assert_close(compiled(X, labels), loss(X, labels))
 
 
 def test_tiles_have_no_matrix_of_the_batch():
@@ -314,7 +453,6 @@ def test_tiles_have_no_matrix_of_the_batch():
     assert counted.largest <= 2 * 16 * 512  # the masks of both kinds of pairs of a tile
 
 
-CLASSES = torch.arange(B) // 4
 ELSEWHERE = [
     (SharedLabel(0.3, graded=True), some_sets()),
     (Hierarchy([f"{k % 2}/{k}" for k in range(C)], graded=True), CLASSES),
@@ -354,15 +492,14 @@ def test_relations_work_on_a_second_device(relation, labels):
 )
 def test_labels_of_any_form_in_a_memory(relation, labels, wrapped):
     """A queue of integers cut the fractions off, so that the loss was another one, or 0."""
-    x = points()
-    wanted = value_and_gradient(CBMLLoss(relation=relation), x, labels)
+    wanted = value_and_gradient(CBMLLoss(relation=relation), X, labels)
     loss = CBMLLoss(relation=relation)
     if wrapped:
         loss = RegularizedLoss(loss, regularizers.LpRegularizer(), weight=0)
     memory = CrossBatchMemory(loss, 8, B)
     assert wanted[0] > 0
     for _ in range(2):
-        torch.testing.assert_close(value_and_gradient(memory, x, labels), wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(value_and_gradient(memory, X, labels), wanted, rtol=1e-9, atol=1e-12)
     assert torch.equal(memory.label_memory.double(), labels.double())
 
 
@@ -371,9 +508,8 @@ def test_numbers_in_a_memory_of_pmls_loss(miner):
     """Pairs are listed there from labels as they are, one number for each item."""
     loss = WithRelation(losses.ContrastiveLoss(), pml_ext.Near(1))
     memory = CrossBatchMemory(loss, 8, B, miner=miner)
-    x = points()
     labels = torch.arange(B) * 0.3
-    torch.testing.assert_close(memory(x, labels), loss(x, labels, miner and miner(x, labels)))
+    torch.testing.assert_close(memory(X, labels), loss(X, labels, miner and miner(X, labels)))
     assert memory.label_memory.dtype == labels.dtype
 
 
@@ -387,8 +523,7 @@ def test_a_memory_of_integers_takes_floats():
 def test_lists_of_labels_of_other_widths_are_compared():
     shared = SharedLabel()
     first = shared.tensor([[0], [1]], 2)
-    second = shared.tensor([[0, 4], [1]], 2)
-    assert shared.weights(first, second).tolist() == [1, 1]
+    assert shared.weights(first, shared.tensor([[0, 4], [1]], 2)).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("loss", [CBMLLoss, TiledSupConLoss])
@@ -402,3 +537,34 @@ def test_listed_positive_without_graded_weight_is_ignored(loss):
     graded = loss(relation=SharedLabel(threshold=0.3, graded=True))
     assert graded(x, sets, listed).isfinite()
     torch.testing.assert_close(graded(x, sets, listed), graded(x, sets, kept))
+
+
+def as_set(mined):
+    return set(zip(*(index.tolist() for index in mined[:2]), strict=True)), set(
+        zip(*(index.tolist() for index in mined[-2:]), strict=True)
+    )
+
+
+@pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
+def test_pmls_miners_mine_for_each_anchor(miner):
+    x = points().detach()
+    wrapped = WithRelation(miner, SharedLabel())
+    assert as_set(wrapped(x, torch.nn.functional.one_hot(CLASSES))) == as_set(miner(x, CLASSES))
+    mined = wrapped(x, SETS)
+    weights = SharedLabel().matrix(SETS, SETS)
+    (a, p) = mined[:2]
+    (b, n) = (mined[0], mined[2]) if len(mined) == 3 else mined[2:]
+    assert (weights[a, p] > 0).all()
+    assert (weights[b, n] == 0).all()
+    assert (a != p).all()
+    assert len(a) > 10
+
+
+@pytest.mark.parametrize("loss", [losses.ContrastiveLoss, losses.TripletMarginLoss, losses.SupConLoss])
+def test_pmls_losses_get_pairs_without_labels(loss):
+    wrapped = WithRelation(loss(), SharedLabel())
+    found = value_and_gradient(wrapped, X, torch.nn.functional.one_hot(CLASSES))
+    torch.testing.assert_close(found, value_and_gradient(loss(), X, CLASSES), rtol=1e-12, atol=1e-12)
+    ours = {"ContrastiveLoss": "tiled-contrastive", "TripletMarginLoss": "tiled-triplet-margin"}
+    twin = registry.build(ours.get(loss.__name__, "tiled-sup-con"), "loss", relation=SharedLabel())
+    torch.testing.assert_close(wrapped(X, SETS), twin(X, SETS), rtol=1e-6, atol=1e-9)

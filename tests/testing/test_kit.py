@@ -1,20 +1,27 @@
-"""The conformance kit: our own components pass; expected failures, targets and messages of the checks."""
+"""The conformance kit: our own components pass, planted bugs are found, and what is run or skipped."""
 
 import functools
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
+from pytorch_metric_learning.losses import CircleLoss as PMLCircleLoss
 
 import pml_ext
 from pml_ext import registry
-from pml_ext.plugin import per_anchor
+from pml_ext.errors import ConfigError
+from pml_ext.plugin import Component, per_anchor
 from pml_ext.testing import check_component, parametrize_with_checks
-from tests.testing.planted import FewClasses, failing
+from pml_ext.testing.checks import CHECKS
+from pml_ext.testing.subject import kept_generators, set_seed, subject_of
+from pml_ext_train.cli.targets import find_components
+from tests.testing.planted import BUGS, ByHand, Deviance, FewClasses, bug_of, failing, loop
 
 
 def ours():
@@ -158,3 +165,275 @@ assert not {"torch._dynamo", "torch.utils.cpp_extension", "sklearn"} & {*sys.mod
 
 def test_checks_but_the_compilers_import_no_compiler():
     subprocess.run([sys.executable, "-c", _WITHOUT_HEAVY_IMPORTS], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.check}-{bug.cls.__name__}")
+def test_a_bug_is_found_and_named(bug):
+    given = {"reference": loop} if bug.check == "check_reference" else {}
+    text = failing(bug.cls, checks=[bug.check], **given).get(bug.check, "")
+    assert len(text) > 25, text
+    assert re.search(bug.text, text), text
+
+
+def test_every_check_has_a_bug():
+    checks = {check.__name__ for kind in registry.KINDS for check in CHECKS[kind]}
+    assert checks - {"check_constructor", "check_docstring"} == {bug.check for bug in BUGS}
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        Deviance,
+        FewClasses,
+        Deviance(alpha=5.0, embedding_regularizer=regularizers.LpRegularizer(), embedding_reg_weight=0.1),
+        pml_ext.CrossBatchMemory(Deviance(), embedding_size=8, memory_size=2048),
+        *[registry.get(f"pml/{name}", "miner").cls for name in ("multi-similarity", "angular")],
+        *[registry.get(f"pml/{name}", "distance").cls for name in ("cosine-similarity", "dot-product-similarity")],
+        *[registry.get(f"pml/{name}", "reducer").cls for name in ("mean", "sum", "divisor")],
+    ],
+    ids=lambda component: getattr(component, "__name__", type(component).__name__),
+)
+def test_correct_components_pass_every_fast_check(component):
+    assert failing(component, fast=True) == {}
+
+
+def test_memory_of_pmls_loss_fails_only_dtypes():
+    memory = pml_ext.CrossBatchMemory(losses.ContrastiveLoss(), embedding_size=8, memory_size=2048)
+    assert failing(memory, fast=True).keys() <= {"check_dtypes"}  # which PML's Lp distance does not take on a CPU
+
+
+def test_a_correct_one_passes_all_checks():
+    results = check_component(ByHand, reference=loop, on_fail=None)
+    assert not [(result.check, result.text) for result in results if result.fails]
+    skipped = {result.check for result in results if result.status == "skipped"}
+    assert skipped <= {"check_docstring", "check_parameters_get_gradients", "check_tiles"}
+
+
+MeanInside = bug_of("check_reducers")
+ValueAlone = bug_of("check_call_forms")
+StopsHalfway = bug_of("check_sampler")
+
+
+class Honest(MeanInside):
+    expected_failed_checks: ClassVar = {"check_reducers": "a value of the whole batch"}
+
+
+def test_expected_failures_need_a_reason_and_must_fail():
+    reason = {"check_reducers": "the mean is taken inside on purpose"}
+    some = {"checks": ["check_reducers"]}
+    for component, given, wanted in (
+        (MeanInside(), reason, reason),
+        (Honest, None, Honest.expected_failed_checks),  # the class itself says so
+        (Honest, reason, reason),
+    ):
+        (found,) = check_component(component, given, **some)
+        assert (found.status, found.text) == ("xfail", wanted["check_reducers"])
+    marks = parametrize_with_checks([MeanInside()], expected_failed_checks=lambda c: reason).mark.args[1]
+    (marked,) = [p for p in marks if p.marks]
+    assert marked.id == f"{MeanInside.__name__}-check_reducers"
+    assert marked.marks[0].kwargs == {"reason": reason["check_reducers"], "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("component", "expected", "text"),
+    [
+        (ByHand(), {"check_reducers": "on purpose"}, "check_reducers: passed, but expected to fail"),
+        (MeanInside(), {"check_reducers": " "}, "needs a reason"),
+        (MeanInside(), {"check_reducer": "a typing error"}, "'check_reducer' is no check"),
+    ],
+)
+def test_wrong_expectations_of_failures_are_named(component, expected, text):
+    with pytest.raises((AssertionError, ValueError), match=text):
+        check_component(component, expected, checks=["check_reducers"])
+
+
+def test_what_a_component_raises_keeps_its_traceback():
+    parameters = parametrize_with_checks([StopsHalfway]).mark.args[1]
+    (marked,) = [p for p in parameters if p.id == f"{StopsHalfway.__name__}-check_sampler"]
+    component, check = marked.values
+    with pytest.raises(ZeroDivisionError) as raised:
+        check(component)
+    assert raised.traceback[-1].name == "<lambda>"
+    with pytest.raises(AssertionError, match=r"fails 1 of 1 checks:\n  check_sampler: ZeroDivisionError") as raised:
+        check_component(StopsHalfway, checks=["check_sampler"])
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_failures_are_listed_in_reading_order():
+    with pytest.raises(AssertionError) as raised:
+        check_component(bug_of("check_eval_keeps_state"), checks=["check_eval_keeps_state", "check_call_forms"])
+    assert "read " not in str(raised.value)  # a single one
+    with pytest.raises(AssertionError, match="read check_labels_are_used first: the others may follow") as raised:
+        check_component(bug_of("check_labels_are_used"), fast=True)
+    assert str(raised.value).splitlines()[1].startswith("  check_labels_are_used: ")
+
+
+def test_loss_without_calls_skips_the_rest():
+    results = check_component(ValueAlone, on_fail=None)
+    assert [result.check for result in results if result.fails] == ["check_call_forms"]
+    skipped = [result for result in results if result.check == "check_reducers"]
+    assert [(r.status, r.text[:40]) for r in skipped] == [("skipped", "check_call_forms fails: compute_loss ret")]
+    reason = {"check_call_forms": "it is no loss yet"}
+    results = check_component(ValueAlone, reason, checks=["check_call_forms", "check_pickle"], on_fail=None)
+    assert [result.status for result in results] == ["xfail", "failed"]  # nobody asked to leave the others out
+
+
+class CircleLoss(ByHand):
+    """A loss of somebody else with a name of PML's."""
+
+
+def test_failures_by_design_are_pmls_own():
+    (result,) = check_component(CircleLoss, checks=["check_gradients"], on_fail=None)
+    assert result.status == "passed"
+    (result,) = check_component(PMLCircleLoss, checks=["check_gradients"], on_fail=None)
+    assert result.status == "xfail"
+
+
+@pytest.mark.parametrize(
+    ("component", "text"),
+    [
+        (pml_ext.RegularizedLoss, "RegularizedLoss needs loss, regularizer, .* check an instance"),
+        (torch.nn.Linear(2, 2), "has no base class of a component"),
+    ],
+)
+def test_unusable_components_raise_with_a_reason(component, text):
+    with pytest.raises((ConfigError, TypeError), match=text):
+        check_component(component)
+
+
+def test_targets_are_found_by_any_name():
+    for what in ("cbml", "pml_ext_cbml"):
+        assert [name for name, _ in find_components(what)] == ["cbml", "hard-pair", "metric-variance", "softmax"]
+    names = {"hard-quadruplet", "mahalanobis", "pddm (distance)", "pddm (loss)"}
+    assert {name for name, _ in find_components("pddm")} == names
+    assert find_components("pml_ext.distances.EuclideanDistance")[0][1] is pml_ext.distances.EuclideanDistance
+    assert find_components("local-positive")[0][1].cls is pml_ext.LocalPositiveMiner
+    assert ("ByHand", ByHand) in find_components("tests.testing.planted")
+    assert len(find_components("pml")) > 30
+    with pytest.raises(ConfigError, match="nowhere_at_all: no package, class, entry point or component"):
+        find_components("nowhere_at_all")
+    with pytest.raises(ConfigError, match="no component in it"):
+        find_components("json")
+
+
+@pytest.mark.parametrize(
+    ("component", "size", "classes"),
+    [
+        (functools.partial(ByHand, 2.0, square=True), 8, 6),
+        (functools.partial(losses.ProxyAnchorLoss, num_classes=7), 8, 7),
+        (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), 5, 3),
+        (losses.ContrastiveLoss, 8, 6),
+    ],
+)
+def test_classes_partials_and_instances_are_checked(component, size, classes):
+    given = {"embedding_size": size, "num_classes": classes}
+    subject = subject_of(component, **given)
+    assert (subject.size, subject.classes) == (size, classes)
+    some = ["check_call_forms", "check_gradients", "check_pickle"]
+    results = check_component(component, checks=some, on_fail=None, **given)
+    assert {r.status for r in results if r.check != "check_gradients"} == {"passed"}
+    ids = [parameter.id for parameter in parametrize_with_checks([component], **given).mark.args[1]]
+    assert f"{subject.name}-check_pickle" in ids
+
+
+def test_a_size_that_nothing_tells_is_named():
+    class Hidden(ByHand):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.layer = torch.nn.Linear(3, 2)
+
+        def compute_loss(self, embeddings, labels, *more):
+            x = self.layer(embeddings[:, :3] * embeddings[:, [16]])
+            return super().compute_loss(x, labels, None, x, labels)
+
+    (result,) = check_component(Hidden(), checks=["check_call_forms"], on_fail=None)
+    assert re.search("cannot be called with embeddings of 3 numbers and 6 classes: .*embedding_size=...", result.text)
+    (result,) = check_component(Hidden(), checks=["check_call_forms"], embedding_size=17)
+    assert result.status == "passed"
+
+
+def test_generators_are_seeded_and_put_back():
+    before = torch.get_rng_state()
+    with kept_generators():
+        set_seed(3)
+        drawn = torch.rand(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(3)))
+
+
+class Sized(losses.ProxyAnchorLoss):
+    """A loss whose sizes have defaults."""
+
+    def __init__(self, num_classes=10, embedding_size=16):
+        super().__init__(num_classes, embedding_size)
+
+
+class ManyClasses(losses.ProxyAnchorLoss):
+    """A loss of a hundred classes."""
+
+    def __init__(self, num_classes=100, embedding_size=4):
+        super().__init__(num_classes, embedding_size)
+
+
+def test_sizes_are_the_defaults_that_a_class_keeps():
+    subject = subject_of(Sized)
+    assert (subject.size, subject.classes, subject.has_class_rows) == (16, 10, True)
+    subject = subject_of(functools.partial(Sized, embedding_size=5))
+    assert (subject.size, subject.classes) == (5, 10)
+    subject = subject_of(Sized, embedding_size=32)
+    assert (subject.size, subject.make().proxies.shape[1]) == (32, 32)
+    (result,) = check_component(Sized, checks=["check_call_forms"], on_fail=None)
+    assert result.status == "passed"
+
+
+def test_loss_of_many_classes_gets_large_batches():
+    for result in check_component(
+        ManyClasses, checks=["check_saved_bytes", "check_no_loop_over_anchors"], on_fail=None
+    ):
+        assert result.status == "passed", result
+
+
+class NeedsGpu(Deviance):
+    def __init__(self, **kwargs):
+        raise RuntimeError("no device")
+
+
+def test_raising_constructor_fails_one_check_and_skips_others():
+    results = check_component(NeedsGpu, on_fail=None, fast=True)
+    (failed,) = [result for result in results if result.fails]
+    assert failed.check == "check_constructor"
+    assert re.search(r"its constructor raises RuntimeError: no device \(at test_kit.py:\d+\)", failed.text)
+    assert {result.status for result in results} == {"failed", "skipped"}
+
+
+def test_registered_component_needs_a_listed_line():
+    without = failing(Component(NeedsGpu, name="needs-gpu"), checks=["check_docstring"])
+    assert "it has no docstring, which `pml-ext list` shows" in without["check_docstring"]
+    for component in (Component(NeedsGpu, name="needs-gpu", summary="A loss"), pml_ext.registry.get("cbml")):
+        assert failing(component, checks=["check_docstring"]) == {}
+
+
+TESTS = """
+import pytest
+from pytorch_metric_learning import losses
+
+import pml_ext
+
+pytest_plugins = ["pml_ext.testing.fixtures"]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_entry_is_there_once(isolated_registry, number):
+    assert "scratch" not in {component.name for component in isolated_registry.components()}
+    pml_ext.register(type("ScratchLoss", (losses.ContrastiveLoss,), {}), name="scratch")
+    assert isolated_registry.get("scratch").kind == "loss"
+"""
+
+
+def test_entries_of_a_test_are_removed(tmp_path):
+    """As a plugin's conftest.py names it, in a process of its own."""
+
+    (tmp_path / "test_mine.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_mine.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "2 passed" in done.stdout, done.stdout

@@ -39,8 +39,7 @@ def test_base_densities_come_from_the_trunks_features(finished):
 
 def test_targets_train_and_are_written_each_epoch(finished):
     out, metrics = finished
-    state = torch.load(out / "checkpoints" / "model.pt")
-    targets = state["loss"]["regularizer.target_density"]
+    targets = torch.load(out / "checkpoints" / "model.pt")["loss"]["regularizer.target_density"]
     assert (targets - 0.5).abs().min() > 1e-3
     table = rows(out)
     assert [(row["epoch"], row["label"]) for row in table] == [(str(e), str(c)) for e in range(4) for c in range(10)]

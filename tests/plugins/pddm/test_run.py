@@ -36,14 +36,12 @@ def test_run_is_tested_by_score_and_shortlist(finished):
     report = (out / "report.html").read_text()
     for text in ("learned metric on a shortlist", "Learned scores beside cosine"):
         assert text in report
-    recorded = json.loads((out / "metrics.json").read_text())
-    assert recorded["learned_metric"] == metrics["learned_metric"]
+    assert json.loads((out / "metrics.json").read_text())["learned_metric"] == metrics["learned_metric"]
 
 
 def test_head_trains_with_its_own_optimizer(finished):
     out, _ = finished
-    state = torch.load(out / "checkpoints" / "last.pt", weights_only=False)
-    parts = state["parts"]
+    parts = torch.load(out / "checkpoints" / "last.pt", weights_only=False)["parts"]
     assert "stage 1 optimizer" not in parts
     own = parts["stage 2 optimizer"]
     (group,) = own["param_groups"]
@@ -52,6 +50,5 @@ def test_head_trains_with_its_own_optimizer(finished):
     assert parts["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-4)
     assert all(int(entry["step"]) == 40 for entry in own["state"].values())
     saved = torch.load(out / "checkpoints" / "model.pt")["loss"]
-    run = load_run(out, "cpu")
-    for name, value in run.metric.state_dict().items():
+    for name, value in load_run(out, "cpu").metric.state_dict().items():
         assert torch.equal(value, saved[f"distance.{name}"])

@@ -1,16 +1,17 @@
-"""The angular losses against loops written from the equations, against PML's, and in PML's surroundings."""
+"""The angular losses against loops written from the equations, and against PML's."""
 
 import functools
 import math
 
 import pytest
 import torch
-from pytorch_metric_learning import losses as pml
+from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import normalize
 
 from pml_ext import AngularLoss, AngularTripletLoss, NPairAngularLoss, NPairLoss
 from pml_ext.losses.classes import class_members
 from pml_ext.testing import check_component
+from pml_ext_angular import functional
 
 from ..cbml import loops
 
@@ -89,13 +90,6 @@ def test_each_loss_equals_a_slow_loop(kind):
     )
 
 
-@pytest.mark.parametrize("alpha", [30.0, 45.0, 60.0])
-def test_pmls_loss_is_the_same_on_normalized_input(alpha):
-    x = normalize(points(20, 6)).detach()
-    labels = torch.arange(20) // 4
-    assert AngularLoss(alpha=alpha)(x, labels).item() == pytest.approx(pml.AngularLoss(alpha=alpha)(x, labels).item())
-
-
 def test_statistics_equal_a_slow_loop():
     x = points().detach()
     loss = AngularLoss(alpha=35, collect_stats=True)
@@ -111,8 +105,7 @@ def test_statistics_equal_a_slow_loop():
     assert loss.over_alpha.item() == pytest.approx(sum(angle > 35 for angle in angles) / len(angles))
     assert not loss.average_angle.requires_grad
     both = NPairAngularLoss(collect_stats=True)
-    value = both(x, LABELS)
-    assert value.item() == pytest.approx((both.n_pair_loss + 2 * both.angular_loss).item(), rel=1e-9)
+    assert both(x, LABELS).item() == pytest.approx((both.n_pair_loss + 2 * both.angular_loss).item(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +131,59 @@ def test_products_by_class_equal_the_loop(kind, labels, by_class, monkeypatch):
     wanted = slow(kind, x, labels)
     torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(*(torch.autograd.grad(each, x)[0] for each in (value, wanted)), rtol=1e-9, atol=1e-9)
+
+
+FEW = torch.tensor([0, 0, 1, 1, 1, 2])
+UNIT = normalize(torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+PAIRS = torch.tensor([0, 1, 2, 3, 4, 4]), torch.tensor([1, 0, 4, 2, 2, 3])
+
+
+def between_of(similarity):
+    """The products of distinct partners, and each partner's row in them."""
+
+    def between(partners):
+        used, rows = torch.unique(partners, return_inverse=True)
+        return similarity[used], rows
+
+    return between
+
+
+@pytest.mark.parametrize("with_n_pair", [False, True])
+@pytest.mark.parametrize("small", [0, 100])
+def test_products_have_derivatives_of_any_order_and_mode(small, with_n_pair):
+    similarity = (UNIT @ UNIT.T).requires_grad_()
+    mask = FEW[:, None] != FEW
+    classes = class_members(FEW, small=small)
+
+    def compute(matrix):
+        return functional.log_sums_of_products(matrix, mask, classes, *PAIRS, 0.5, with_n_pair=with_n_pair)
+
+    assert gradcheck(compute, similarity, check_forward_ad=True)
+    assert gradgradcheck(compute, similarity)
+
+
+SUMS = {
+    "pairs": lambda matrix, mask: functional.log_sums_of_pairs(matrix, mask, *PAIRS),
+    "rows": lambda matrix, mask: functional.log_sums_of_rows(matrix, between_of(matrix), mask, *PAIRS, 1.0),
+    "products": lambda matrix, mask: functional.log_sums_of_products(matrix, mask, None, *PAIRS, 4.0),
+    "products by class": lambda matrix, mask: functional.log_sums_of_products(
+        matrix, mask, class_members(FEW, small=0), *PAIRS, 0.125
+    ),
+    "products with N-pair": lambda matrix, mask: functional.log_sums_of_products(
+        matrix, mask, None, *PAIRS, 1.0, with_n_pair=True
+    ),
+}
+
+
+@pytest.mark.parametrize("sums", SUMS.values(), ids=SUMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pairs_without_negatives_have_no_gradient(sums, dtype):
+    """Neither a first nor a second one; the loss is the logarithm of 1."""
+    similarity = (UNIT @ UNIT.T).to(dtype).requires_grad_()
+    found = sums(similarity, torch.zeros(6, 6, dtype=torch.bool))
+    assert (found < -1e36).all()
+    loss = torch.nn.functional.softplus(found).sum()
+    assert loss == 0
+    (gradient,) = torch.autograd.grad(loss, similarity, create_graph=True)
+    assert gradient.tolist() == torch.zeros(6, 6).tolist()
+    assert not torch.autograd.grad(gradient.square().sum() + gradient.sum(), similarity)[0].any()

@@ -1,19 +1,195 @@
-"""The sampler of triplets with hard negatives of training batches, against plain loops."""
+"""The batch-all triplet loss against listing all triplets; its miners and its sampler."""
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
+from pytorch_metric_learning import miners, reducers
+from torch.autograd import gradcheck
 
-from pml_ext import HardNegativePoolSampler
+from pml_ext import AnchorSwapMiner, BatchAllTripletLoss, HardNegativePoolSampler, LocalPositiveMiner
 from pml_ext.evaluation import kmeans
 from pml_ext.pairwise import euclidean_distances, normalize
+from pml_ext.testing import check_component
 from pml_ext_train.launch.launch import train
+from pml_ext_triplets import functional
 
 from ...overrides import typed
+from ..cbml import loops
 
 
-def pool_labels():
-    return [c for c in range(6) for _ in range(5)]
+def batch(labels, size=4, seed=0, dtype=torch.float64, spread=0.6):
+    """Clusters that overlap."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.tensor(labels)
+    centers = torch.randn(10, size, generator=generator, dtype=torch.float64)
+    x = centers[labels % 10] + spread * torch.randn(len(labels), size, generator=generator, dtype=torch.float64)
+    return x.to(dtype).requires_grad_(), labels
+
+
+LABELS = [0, 1, 0, 2, 1, 0, 2, 1, 0, 3, 1]  # ragged, unsorted, a class of one
+
+
+X, Y = batch(LABELS)
+KINDS = tuple(functional.KINDS)
+
+
+def value_of(kind, margin, ap, an, pn):
+    """Sec. 5.1 and 5.2 as printed."""
+    if kind == "hinge":
+        return (ap - an + margin).clamp(min=0)
+    if kind == "squared-hinge":
+        return (ap**2 - an**2 + margin).clamp(min=0)
+    if kind == "ratio":
+        r = ap.exp() / (ap.exp() + an.exp())
+        return r**2 - (1 - r) ** 2
+    return ap + ((margin - an).exp() + (margin - pn).exp()).log()
+
+
+def distance(x, y):
+    if torch.equal(x, y):
+        return x.sum() * 0
+    return (x - y).norm()
+
+
+def listed(
+    x,
+    labels,
+    indices_tuple=None,
+    ref_emb=None,
+    ref_labels=None,
+    *,
+    kind="hinge",
+    margin=0.2,
+    triplets="violating",
+    positives="all",
+    percentile=60.0,
+):
+    """The mean over S, one triplet after the other."""
+    points = torch.stack([p / p.norm().clamp(min=1e-12) for p in x])
+    others = torch.stack([p / p.norm().clamp(min=1e-12) for p in (x if ref_emb is None else ref_emb)])
+    d = [[distance(p, q) for q in others] for p in points]
+    between = [[distance(p, q) for q in others] for p in others]
+    if indices_tuple is None:
+        pairs, negatives = loops.pairs_from_labels(labels, ref_labels)
+    else:
+        pairs, negatives = loops.pairs_of(indices_tuple)
+        pairs = [(a, p) for a, p in pairs if a != p]
+    if positives == "local":
+        of = {a: [d[a][p].item() for b, p in pairs if b == a] for a, _ in pairs}
+        pairs = {(a, p) for a, p in pairs if d[a][p].item() <= np.percentile(of[a], percentile) + 1e-12}
+    every = [(a, p, n) for (a, p), (b, n) in itertools.product(sorted(pairs), sorted(negatives)) if a == b]
+    if indices_tuple is not None and len(indices_tuple) == 3:
+        given = zip(*(index.tolist() for index in indices_tuple), strict=True)
+        every = [(a, p, n) for a, p, n in given if (a, p) in pairs]
+    total = x.sum() * 0
+    count = 0
+    for a, p, n in every:
+        if triplets == "all" or d[a][n] < d[a][p] + margin:
+            total = total + value_of(kind, margin, d[a][p], d[a][n], between[p][n])
+            count = count + 1
+    return total / max(1, count)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few positives", "many"])
+def test_the_loss_equals_listing_all_triplets(monkeypatch, many):
+    if many:
+        monkeypatch.setattr(functional, "_MANY", 0)
+        monkeypatch.setattr(functional, "_ENTRIES", 30)
+    ways = {"kind": KINDS, "triplets": ["violating", "all"], "positives": ["all", "local"]}
+    margins = {"kind": ["hinge", "squared-hinge"], "margin": [-0.1, 0.0, 0.5, 3.0]}
+    check_component(
+        BatchAllTripletLoss, reference=listed, settings=[ways, margins], checks=["check_reference", "check_settings"]
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_ties_and_duplicates_equal_the_loop(kind, dtype):
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    x, labels = batch([0, 0, 0, 1, 1, 1, 2, 2], dtype=dtype)
+    with torch.no_grad():
+        x[1] = x[0]  # an exact duplicate of the class
+        x[3] = x[0]  # and one of another class
+        x[6] = 3 * x[7]  # the same direction
+    corners = torch.eye(4, dtype=dtype).repeat(2, 1).requires_grad_()  # all distances are 0 or the same
+    for embeddings, y in ((x, labels), (corners, torch.arange(8) // 2)):
+        twin = embeddings.detach().double().requires_grad_()
+        found = BatchAllTripletLoss(kind=kind)(embeddings, y)
+        expected = listed(twin, y, kind=kind)
+        torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+        found.backward()
+        assert embeddings.grad.isfinite().all()
+    expected.backward()
+    torch.testing.assert_close(corners.grad, twin.grad.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["hinge", "soft"])
+def test_mined_triplets_outside_of_s_are_not_counted(kind):
+    chosen = miners.TripletMarginMiner(margin=0.6)(X, Y)
+    loss = BatchAllTripletLoss(kind=kind)
+    torch.testing.assert_close(loss(X, Y, chosen), listed(X, Y, chosen, kind=kind))
+    assert listed(X, Y, chosen, kind=kind, triplets="all") != listed(X, Y, chosen, kind=kind)
+    assert loss(X, Y, tuple(torch.zeros(0, dtype=torch.long) for _ in range(3))) == 0
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["passes", "sorting"])
+@pytest.mark.parametrize("kind", ["hinge", "squared-hinge"])
+def test_gradients_of_reducers_with_weights_of_their_own(monkeypatch, kind, many):
+    if many:
+        monkeypatch.setattr(functional, "_MANY", 0)
+    weights = torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    class Weighted(reducers.BaseReducer):
+        def pos_pair_reduction(self, losses, *_):
+            return losses @ weights[: len(losses)]
+
+    assert gradcheck(lambda e: BatchAllTripletLoss(kind=kind, reducer=Weighted())(e, Y), (X,))
+
+
+def test_the_share_of_violating_triplets_is_recorded():
+    loss = BatchAllTripletLoss(collect_stats=True)
+    info = BatchAllTripletLoss(reducer=reducers.DoNothingReducer())(X, Y)["loss"]
+    loss(X, Y)
+    same = Y[:, None] == Y
+    possible = ((same.sum(1) - 1) * (~same).sum(1)).sum()
+    assert loss.violating.item() == pytest.approx(info["divisor"].item() / possible.item())
+
+
+@pytest.mark.parametrize("percentile", [0, 30, 60, 100])
+def test_local_positives_equal_those_of_numpy(percentile):
+    points = normalize(X.detach())
+    d = (points[:, None] - points).norm(dim=2)
+    a1, p, a2, n = LocalPositiveMiner(percentile)(X, Y)
+    wanted = []
+    for a in range(11):
+        mine = [j for j in range(11) if j != a and Y[j] == Y[a]]
+        if mine:
+            limit = np.percentile([d[a, j].item() for j in mine], percentile)
+            wanted += [(a, j) for j in mine if d[a, j].item() <= limit + 1e-12]
+    assert list(zip(a1.tolist(), p.tolist(), strict=True)) == wanted
+    assert len(a2) == int((Y[:, None] != Y).sum())
+    assert not a1.requires_grad
+    assert n.dtype == torch.long
+
+
+def test_anchor_swap_exchanges_anchor_and_positive():
+    x = torch.tensor([[1.0, 0], [0, 1], [0.1, 1], [1, 0.1], [1, 0], [0, 1]])  # a p n, a p n
+    labels = torch.tensor([0, 0, 1, 2, 2, 3])
+    assert [index.tolist() for index in AnchorSwapMiner()(x, labels)] == [[1, 3], [0, 4], [2, 5]]
+    swapped = AnchorSwapMiner(miners.TripletMarginMiner(margin=5))(x, labels)
+    assert len(swapped[0]) == len(miners.TripletMarginMiner(margin=5)(x, labels)[0])
+    recording = AnchorSwapMiner(collect_stats=True)
+    recording(x, labels)
+    assert recording.num_triplets == 2
+    with pytest.raises(TypeError, match="mines by labels; got None"):
+        recording(x, None)
+    distances = euclidean_distances(normalize(x))
+    assert (distances[swapped[0], swapped[2]] <= distances[swapped[1], swapped[2]] + 1e-6).all()
+
+
+POOL_LABELS = [c for c in range(6) for _ in range(5)]
 
 
 def triplets_of(sampler):
@@ -24,8 +200,8 @@ def triplets_of(sampler):
 
 @pytest.mark.parametrize("strategy", ["hard", "semihard", "misclassified"])
 def test_the_nearest_of_all_images_by_strategy(strategy):
-    labels = torch.tensor(pool_labels())
-    x = batch(labels, spread=0.9)
+    x, labels = batch(POOL_LABELS, spread=0.9)
+    x = x.detach()
     sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=3, pool="nearest")
     sampler.refresh_pool(x)
     distances = euclidean_distances(normalize(x))
@@ -50,14 +226,7 @@ def test_the_nearest_of_all_images_by_strategy(strategy):
     mixed.refresh_pool(x)
     pairs = set(map(tuple, mixed._pool.tolist()))
     counts = np.bincount(mixed._pool[:, 0], minlength=30)
-    hits = [(a, n) in pairs for a, _, n in triplets_of(mixed) if counts[a] == 3]
-    assert 0.4 < np.mean(hits) < 0.75
-
-
-def batch(labels, spread):
-    generator = torch.Generator().manual_seed(0)
-    centers = torch.randn(6, 4, generator=generator, dtype=torch.float64)
-    return centers[labels] + spread * torch.randn(len(labels), 4, generator=generator, dtype=torch.float64)
+    assert 0.4 < np.mean([(a, n) in pairs for a, _, n in triplets_of(mixed) if counts[a] == 3]) < 0.75
 
 
 def drawn_batch(sampler, labels):
@@ -83,7 +252,7 @@ def slow_pairs(labels, indices, x, strategy, count, per="batch"):
 @pytest.mark.parametrize("per", ["batch", "anchor"])
 @pytest.mark.parametrize("strategy", ["hard", "semihard"])
 def test_the_pool_has_pairs_of_training_batches(strategy, per):
-    labels = pool_labels()
+    labels = POOL_LABELS
     most = 3 if strategy == "hard" else 100
     sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=most, per=per)
     batches = [drawn_batch(sampler, labels) for _ in range(2)]
@@ -111,8 +280,8 @@ def test_the_pool_has_pairs_of_training_batches(strategy, per):
 
 
 def test_misclassified_images_are_in_another_classs_cluster():
-    labels = pool_labels()
-    x = batch(labels, spread=0.9)
+    labels = POOL_LABELS
+    x = batch(labels, spread=0.9)[0].detach()
     sampler = HardNegativePoolSampler(labels, 12, 600, "misclassified", hard_fraction=1.0, pool_size=2)
     sampler.collect(*drawn_batch(sampler, labels))  # nothing of batches is kept
     sampler.refresh_pool(x)
@@ -133,7 +302,7 @@ def test_misclassified_images_are_in_another_classs_cluster():
 
 
 def test_what_was_collected_is_saved_too():
-    labels = pool_labels()
+    labels = POOL_LABELS
     one, other = (HardNegativePoolSampler(labels, 12, 120, "semihard", seed=seed) for seed in (1, 2))
     one.collect(*drawn_batch(one, labels))
     other.load_state_dict(one.state_dict())
