@@ -76,6 +76,15 @@ def test_one_graph_serves_any_number_of_positives(name, settings):
     assert backend.graphs == 1
 
 
+@pytest.mark.parametrize("setting", ["alpha", "beta", "base"])
+def test_multi_similarity_compiles_with_different_settings(setting):
+    embeddings, labels = batch(1)
+    backend = Counting()
+    for value in (0.4, 0.6, 0.9):
+        loss = pml_ext.TiledMultiSimilarityLoss(**{setting: value})
+        torch.testing.assert_close(torch.compile(loss, backend=backend)(embeddings, labels), loss(embeddings, labels))
+
+
 @pytest.mark.parametrize(("name", "settings"), each(APART))
 def test_losses_without_one_graph_run_uncompiled(name, settings):
     loss = getattr(pml_ext, name)(**settings)
