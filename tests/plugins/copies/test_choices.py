@@ -11,26 +11,17 @@ import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_copies import pages
+from pml_ext_copies import find_duplicates, find_equal_vectors, pages
 from pml_ext_copies.choices import keep_chosen, keep_listed
-from pml_ext_copies.duplicates import find_duplicates, find_equal_vectors
 
-from ..search.photographs import photograph, stacked, write_copies
+from ..search.photographs import photograph, stacked
 from .test_duplicates import files_of, write_kinds
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Three photographs of eight versions each."""
-    for number in range(3):
-        write_copies(tmp_path / "photos", number)
-    return tmp_path / "photos"
-
-
-def test_distances_are_from_the_image_that_is_kept(folder):
+def test_distances_are_from_the_image_that_is_kept(photos):
     """As those that a search finds whose rule keeps that image."""
-    found = find_duplicates(files_of(folder))
-    wanted = find_duplicates(files_of(folder), found.radius, "01-crop.png")
+    found = find_duplicates(files_of(photos))
+    wanted = find_duplicates(files_of(photos), found.radius, "01-crop.png")
     place = [group.keep.path for group in found.groups].index("01-doubled.png")
     chosen = keep_chosen(found, {place: ["01-crop.png"]})
     (by_rule,) = [group for group in wanted.groups if group.keep.path == "01-crop.png"]
@@ -43,7 +34,7 @@ def test_distances_are_from_the_image_that_is_kept(folder):
     assert [group for group in chosen.groups if group.keep.path != "01-crop.png"] == [
         group for group in found.groups if group.keep.path != "01-doubled.png"
     ]
-    (folder / "01-half.png").unlink()
+    (photos / "01-half.png").unlink()
     with pytest.raises(DataError, match="01-half.png.*; search for copies again"):
         keep_chosen(found, {place: ["01-crop.png"]})
 
@@ -81,8 +72,8 @@ def test_several_images_are_kept_by_a_table(tmp_path, recwarn):
     assert not [one for one in recwarn if "without an image" in str(one.message)]
 
 
-def test_images_without_a_row_are_kept(folder, tmp_path):
-    found = find_duplicates(files_of(folder))
+def test_images_without_a_row_are_kept(photos, tmp_path):
+    found = find_duplicates(files_of(photos))
     table = tmp_path / "copies.csv"
     rows = "near;FALSE;01-doubled.png\nnear; yes ;01-crop.png\nexact;no;02-half.png\n;;\n"  # as spreadsheets write it
     table.write_text(f"kind;keep;path\n{rows}")

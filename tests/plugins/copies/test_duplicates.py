@@ -10,9 +10,8 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from pml_ext.errors import ConfigError
+from pml_ext_copies import ImageFiles, find_duplicates, find_equal_vectors
 from pml_ext_copies.choices import keep_chosen
-from pml_ext_copies.duplicates import find_duplicates, find_equal_vectors
-from pml_ext_copies.image_files import ImageFiles
 from pml_ext_copies.pages import write_page
 from pml_ext_train.data import list_folder
 

@@ -11,8 +11,7 @@ from unittest.mock import DEFAULT, Mock, patch
 import pytest
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_copies import set_aside
-from pml_ext_copies.duplicates import find_duplicates
+from pml_ext_copies import find_duplicates, set_aside
 from pml_ext_copies.set_aside import MOVES, finish_moves, link_copies, move_back, move_copies
 
 from ..search.photographs import photograph

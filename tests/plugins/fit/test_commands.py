@@ -21,8 +21,7 @@ from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.timing import PerImage
 from pml_ext_fit.trunk import BLOCKS_FIRST, LITE0, PRETRAINED
-from pml_ext_train.files import locked_folder, read_json
-from pml_ext_train.files.checksums import replace_file
+from pml_ext_train.files import locked_folder, read_json, replace_file
 from pml_ext_train.launch import launch
 from pml_ext_train.recipe import load_recipe, reported_phases
 from pml_ext_train.records.run_files import remove_run, tables_of_run
