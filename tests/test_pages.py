@@ -25,7 +25,7 @@ CLAIMS = sorted(file for file in (ROOT / "benchmarks" / "claims").rglob("*.toml"
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "plugins").glob("*/README.md"))]
 ALONE = ["evaluate", "index", "own-loop", "recipes", "relations", "scale"]
-# Pages whose lines run in a test below, in test_chapters.py or in integration/test_photographs.py, and blocks that need
+# Pages whose lines run in a test below, in test_chapters.py or in integration/test_pages.py, and blocks that need
 # what a test does not have.
 FILES = {"pairs.md", "vectors.md"}
 PHOTOGRAPHS = {"copies.md", "individuals.md", "photographs.md", "search.md"}
@@ -41,7 +41,7 @@ NOT_RUN = {
     "plugins.md": "installs a package; tests/integration/test_packages.py does",
     "pretrained.md": "weights of a hub, hours",
     "recipes.md": "accounts of trackers; test_training_pages.py runs the first commands",
-    "scale.md": "tests/integration/test_training_pages.py",
+    "scale.md": "tests/integration/test_pages.py",
     "which-loss.md": "the photographs of a user; tests/plugins/compare runs such lines",
     "README.md": ".ci/run runs the first two to the letter",
 }
