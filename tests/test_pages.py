@@ -33,7 +33,7 @@ CLAIMS = sorted(file for file in (ROOT / "benchmarks" / "claims").rglob("*.toml"
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "plugins").glob("*/README.md"))]
 ALONE = ["evaluate", "index", "own-loop", "recipes", "relations", "scale"]
-# Pages whose lines run in a test below or in integration/test_photographs.py, and blocks that need
+# Pages whose lines run in a test below or in integration/test_pages.py, and blocks that need
 # what a test does not have.
 FILES = {"pairs.md", "vectors.md"}
 PHOTOGRAPHS = {"copies.md", "individuals.md", "photographs.md", "search.md"}
@@ -41,15 +41,15 @@ RUN_ELSEWHERE = FILES | PHOTOGRAPHS | {"plugins.md", "checks.md", "components.md
 NOT_RUN = {
     "browse.md": "serves until it is ended; tests/plugins/browse starts it",
     "beyond-one-machine.md": "several machines and a database; tests/plugins/parts and stores run such lines",
-    "compare.md": "hours of training; test_training_pages.py runs the first command",
+    "compare.md": "hours of training; integration/test_pages.py runs the first command",
     "faults.md": "an interruption by hand; tests/faults kills and resumes runs",
     "data.md": "downloads",
     "measurements.md": "benchmarks",
     "index.md": "the commands of the README",
     "plugins.md": "installs a package; tests/integration/test_packages.py does",
     "pretrained.md": "weights of a hub, hours",
-    "recipes.md": "accounts of trackers; test_training_pages.py runs the first commands",
-    "scale.md": "tests/integration/test_training_pages.py",
+    "recipes.md": "accounts of trackers; integration/test_pages.py runs the first commands",
+    "scale.md": "tests/integration/test_pages.py",
     "which-loss.md": "the photographs of a user; tests/plugins/compare runs such lines",
     "README.md": ".ci/run runs the first two to the letter",
 }

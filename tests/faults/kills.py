@@ -2,11 +2,10 @@
 
 A place is a moment: before and after each file is moved, linked or removed, before its bytes are flushed, between two
 records, after each iteration, before and after each test. They are counted from the beginning of a run, so that place
-number 17 is the same moment in each run of a scenario.
+number 17 is the same moment in each run with the same settings.
 """
 
 import csv
-import dataclasses
 import json
 import os
 import signal
@@ -14,14 +13,15 @@ import sqlite3
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
+from ..overrides import typed
 from .events import scalars
 
 # Autograd looks for devices at the first backward of a process; torch.compile adds one, after which no fork may train.
@@ -30,30 +30,10 @@ torch.ones(1, requires_grad=True).sum().backward()
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
 
 
-@dataclasses.dataclass(frozen=True)
-class Scenario:
-    """A run that is killed: the name of its recipe, and overrides as typed behind ``--set``."""
-
-    recipe: str
-    overrides: tuple[str, ...]
-
-
-SCENARIOS = {
-    "clusters": Scenario(
-        "cbml/digits",
-        (
-            *QUICK,
-            "data.labels=clusters",
-            "data.pseudo={clusters=20, batch_size=[30, 60]}",
-            "sampler.m=3",
-            "loss.mining=false",
-        ),
-    ),
-    "selection": Scenario(
-        "cbml/digits",
-        (*QUICK, "evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56"),
-    ),
-}
+# Settings of runs that are killed, as typed behind --set.
+SELECTION = (*QUICK, "evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56")
+PSEUDO = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}")
+CLUSTERS = (*QUICK, *PSEUDO, "sampler.m=3", "loss.mining=false", "engine.checkpoint_minutes=1e-9")
 
 
 class Counter:
@@ -119,17 +99,17 @@ class Counter:
 
 
 def execute(
-    scenario: Scenario,
+    settings: Sequence[str],
     out: Path,
     at: int = 0,
     resume: bool = False,
     log: Path | None = None,
     how: int = signal.SIGKILL,
 ) -> int:
-    """Train a scenario in a process of its own, forked from this one.
+    """Train with settings of ``cbml/digits`` in a process of its own, forked from this one.
 
     Args:
-        scenario: what to do.
+        settings: as typed behind ``--set``.
         out: the folder.
         at: the place at which the process gets a signal.
         resume: whether it goes on.
@@ -140,11 +120,9 @@ def execute(
         0, or how the process has ended: minus the signal's number, or its exit status.
     """
     from pml_ext_train.launch.launch import train
-    from pml_ext_train.recipe import parse_override
 
     def work() -> None:
-        overrides = map(parse_override, scenario.overrides)
-        train(scenario.recipe, out, device="cpu", overrides=overrides, resume=resume)
+        train("cbml/digits", out, device="cpu", overrides=typed(settings), resume=resume)
 
     if resume:
         time.sleep(1)  # TensorBoard reads files of events by the second that they began in
@@ -227,8 +205,7 @@ def _rows(path: Path) -> list[list[str]]:
 
 def _shown(path: Path) -> list[dict[str, Any]]:
     """What TensorBoard shows: values after the checkpoint of a resumed run are purged."""
-    folders = (path.parent, path)
-    return [{tag: sorted({*points}) for tag, points in scalars(folder).items()} for folder in folders]
+    return [{tag: sorted({*points}) for tag, points in scalars(folder).items()} for folder in (path.parent, path)]
 
 
 RECORDS = {"logs.db": _tables, "*.csv": _rows, "tensorboard/epochs": _shown}
@@ -258,21 +235,8 @@ def difference(one: Path, other: Path, readers: Mapping[str, Callable[[Path], An
     return ""
 
 
-@dataclasses.dataclass
-class Whole:
-    """A scenario's run that nobody killed.
-
-    Args:
-        folder: of the run.
-        places: of it, one text each.
-    """
-
-    folder: Path
-    places: list[str]
-
-    @classmethod
-    def of(cls, scenario: Scenario, place: Path) -> Self:
-        """Does the run."""
-        log = place / "places.txt"
-        assert execute(scenario, place / "whole", log=log) == 0
-        return cls(place / "whole", log.read_text().splitlines())
+def whole_run(settings: Sequence[str], place: Path) -> tuple[Path, list[str]]:
+    """The folder of a run that nobody killed, and its places."""
+    log = place / "places.txt"
+    assert execute(settings, place / "whole", log=log) == 0
+    return place / "whole", log.read_text().splitlines()

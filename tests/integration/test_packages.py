@@ -13,7 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from PIL import Image
+
+from ..digit_files import write_digits
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.packaging
@@ -91,12 +92,6 @@ def test_the_page_for_authors_works(environment, tmp_path, monkeypatch):
     assert "the plugin 'my-loss' of my-loss 0.1.0 is not installed; run: pip install my-loss==0.1.0" in gone
 
 
-def write_shapes(folder):
-    folder.mkdir()
-    for number in range(6):
-        Image.new("L", (16, 16), 40 * number).save(folder / f"{number}.png")
-
-
 @pytest.mark.timeout(600)
 def test_the_example_package_is_used(environment, tmp_path):
     package = tmp_path / "package"
@@ -105,18 +100,16 @@ def test_the_example_package_is_used(environment, tmp_path):
     environment.run("pip install ./package", tmp_path)
     name = "from pml_ext import AlignmentUniformityLoss; print(AlignmentUniformityLoss.__module__)"
     assert environment.run(f'python -c "{name}"', tmp_path).strip() == "spread_out.losses"
-    listed = environment.run("pml-ext list", tmp_path)
-    assert all(wanted in listed for wanted in ("alignment-uniformity", "spread-out/shapes", "shapes"))
-    shown = environment.run("pml-ext show alignment-uniformity", tmp_path)
-    assert "uniformity_weight" in shown
-    assert "Wang and Isola" in shown
-    assert "alignment-uniformity" in environment.run(
-        "pml-ext bench alignment-uniformity --shapes 64x16x4 --repeats 2", tmp_path
-    )
+    for command, texts in {
+        "pml-ext list": ("alignment-uniformity", "spread-out/shapes"),
+        "pml-ext show alignment-uniformity": ("uniformity_weight", "Wang and Isola"),
+        "pml-ext bench alignment-uniformity --shapes 64x16x4 --repeats 2": ("alignment-uniformity",),
+    }.items():
+        printed = environment.run(command, tmp_path)
+        assert all(text in printed for text in texts), printed
     environment.run("pml-ext train spread-out/shapes --out run --set schedule.epochs=3", tmp_path)
-    report = (tmp_path / "run" / "report.html").read_text()
-    assert "alignment" in report.lower()
-    write_shapes(tmp_path / "photos")
+    assert "alignment" in (tmp_path / "run" / "report.html").read_text().lower()
+    write_digits(tmp_path / "photos", 6)
     spread = json.loads(environment.run("pml-ext spread run photos --json", tmp_path))
     assert spread["images"] == 6
     assert -4 < spread["uniformity"] <= 0
@@ -135,9 +128,7 @@ def released(tmp_path_factory):
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", place, ROOT]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    (wheel,) = place.glob("*.whl")
-    (sdist,) = place.glob("*.tar.gz")
-    return wheel, sdist
+    return *place.glob("*.whl"), *place.glob("*.tar.gz")
 
 
 def test_releases_hold_all_needed_files(released):
@@ -147,9 +138,8 @@ def test_releases_hold_all_needed_files(released):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     wanted = set()
     for package in (ROOT / "pml_ext", *(ROOT / "plugins").glob("pml_ext_*")):
-        for path in package.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                wanted.add(path.relative_to(package.parent).as_posix())
+        files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        wanted |= {path.relative_to(package.parent).as_posix() for path in files}
     assert names == wanted
     kinds = {Path(name).suffix for name in names if not name.endswith("py.typed")}
     assert kinds == {".py", ".pyi", ".toml", ".jinja", ".html", ".js", ".css", ".md"}
@@ -181,5 +171,4 @@ def test_the_wheel_outside_of_a_checkout(released, tmp_path):
     assert json.loads((place / "run" / "metrics.json").read_text())["after"]["map_at_r"] > 0.4
     environment.run("pml-ext new-plugin my-loss", place)
     environment.run("pip install -e my-loss", place)
-    checked = environment.run("pml-ext check my-loss --fast", place)
-    assert "0 failed" in checked
+    assert "0 failed" in environment.run("pml-ext check my-loss --fast", place)

@@ -13,9 +13,8 @@ from .examples import ONE, OTHER, SMALL, TUNABLE, finished_run, jobs, metrics
 @pytest.fixture
 def recipe(tmp_path):
     """A recipe that trains in a second."""
-    file = tmp_path / "one.toml"
-    file.write_text(SMALL)
-    return str(file)
+    (tmp_path / "one.toml").write_text(SMALL)
+    return str(tmp_path / "one.toml")
 
 
 @pytest.fixture
@@ -52,9 +51,8 @@ def here(tmp_path_factory):
 @pytest.fixture
 def tunable(tmp_path):
     """A recipe with ranges, a trial of which takes a second."""
-    file = tmp_path / "one.toml"
-    file.write_text(TUNABLE)
-    return str(file)
+    (tmp_path / "one.toml").write_text(TUNABLE)
+    return str(tmp_path / "one.toml")
 
 
 @pytest.fixture

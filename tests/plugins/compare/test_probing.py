@@ -3,6 +3,7 @@
 import csv
 import json
 import tomllib
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,19 +21,13 @@ QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "
 @pytest.mark.usefixtures("without_report")
 def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
     write_photos(tmp_path / "photos", classes=10, each=5)
-    trained = []
     out = tmp_path / "out"
-
-    def counted(run, finish, resume=False):
-        trained.append(run.folder)
-        return train_run(run, finish, resume)
-
-    monkeypatch.setattr("pml_ext_train.launch.launch.train_run", counted)
-    for seeds, new in ((1, 4), (1, 0), (2, 2)):
-        trained.clear()
+    train = Mock(wraps=train_run)
+    monkeypatch.setattr("pml_ext_train.launch.launch.train_run", train)
+    for seeds, begun in ((1, 4), (1, 4), (2, 6)):
         photos = f"folder:{tmp_path / 'photos'}"
         found = probe(TRUNKS, ProbeOptions(photos, out, "cbml/frozen", seeds, "cpu", overrides=typed(QUICK)))
-        assert len(trained) == new
+        assert train.call_count == begun
         assert [(each.trunk, each.gain["nmi"]["pairs"]) for each in found] == [(trunk, seeds) for trunk in TRUNKS]
     for each, about in zip(found, json.loads((out / "probe.json").read_text())["trunks"], strict=True):
         runs = [json.loads((out / folder / "metrics.json").read_text()) for folder in each.folders[1:]]

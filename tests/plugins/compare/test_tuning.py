@@ -1,17 +1,21 @@
 """Tuning: equally many trials for every recipe, validation classes alone, shared by processes, resumed where killed."""
 
 import json
+from contextlib import closing
 from unittest.mock import Mock
 
 import pytest
+import torch
 
-from pml_ext.errors import ConfigError
+from pml_ext.errors import ConfigError, DataError, StoppedError
 from pml_ext_compare import trials
 from pml_ext_compare.job_queue import do
 from pml_ext_compare.jobs import Executor, JobResult
+from pml_ext_compare.processes import Processes
+from pml_ext_compare.trials import TrialJob
 from pml_ext_compare.tuning import studies_of, trial_jobs, tuned
 from pml_ext_train.recipe import load_recipes
-from pml_ext_train.training import evaluation, validation
+from pml_ext_train.training import validation
 
 from ...overrides import typed
 from .examples import TUNABLE, compare, finish, silent, states
@@ -35,21 +39,15 @@ def test_wrong_ranges_of_keys_are_refused(tunable, tmp_path, table, text):
 
 
 def test_trials_see_validation_classes_and_are_reproducible(tunable, tmp_path, monkeypatch):
-    seen = set()
-    evaluate = evaluation.evaluate_split
-
-    def evaluating(view, split, *more, **named):
-        seen.add(split)
-        return evaluate(view, split, *more, **named)
-
-    monkeypatch.setattr(validation, "evaluate_split", evaluating)
+    evaluate = Mock(wraps=validation.evaluate_split)
+    monkeypatch.setattr(validation, "evaluate_split", evaluate)
     found = []
     for place in ("one", "two"):
         (study,) = studies_of(tunable, tmp_path / place, trials=3)
         assert finish(study) == {}
         found.append(study.about())
         assert trial_jobs([study], "cpu", None) == []  # none is left to do
-    assert seen == {"validation"}
+    assert {call.args[1] for call in evaluate.call_args_list} == {"validation"}
     first, second = ([(each["values"], each["value"]) for each in about["trials"]] for about in found)
     assert first == second
     assert first[0][0] == {"optimizer.lr": 1e-3, "loss.neg_margin": 1, "sampler.m": 2}  # the recipe's own
@@ -82,14 +80,12 @@ def test_the_command_tunes_marks_and_saves(tunable, tmp_path, monkeypatch):
 
 
 def test_a_setting_wrong_for_every_trial_ends_all(tunable, tmp_path):
-    wrong = ["sampler={name='shuffle', batch_size=5000}"]
-    (study,) = studies_of(tunable, tmp_path, trials=9, overrides=typed(wrong))
-    jobs = trial_jobs([study], "cpu", None)
+    wrong = typed(["sampler={name='shuffle', batch_size=5000}"])
+    (study,) = studies_of(tunable, tmp_path, trials=9, overrides=wrong)
     said = []
-    text = "sampler: .* batches of 5000 need more than the"
     for _ in range(2):  # the command says it again
-        with pytest.raises(ConfigError, match=text):
-            do(jobs, Executor(), lambda job, text: said.append(text))
+        with pytest.raises(ConfigError, match=r"sampler: .* batches of 5000 need more than the"):
+            finish(study, on_progress=lambda job, text: said.append(text))
     assert states(study) == ["RUNNING"]
     assert [text for text in said if isinstance(text, str)] == []
 
@@ -147,10 +143,142 @@ def test_trials_do_not_read_the_file_again(tunable, tmp_path, monkeypatch):
 
 
 def test_trials_test_only_held_out_validation_classes(tunable, tmp_path):
-    settings = ["evaluation.validation=0.5", "evaluation.select=nmi"]
-    settings += ["evaluation.validation_trains=true", "evaluation.test_every=1"]
-    (study,) = studies_of(tunable, tmp_path, trials=1, overrides=typed(settings))
+    chosen = ["evaluation.validation=0.5", "evaluation.select=nmi"]
+    left_out = ["evaluation.validation_trains=true", "evaluation.test_every=1"]
+    (study,) = studies_of(tunable, tmp_path, trials=1, overrides=typed([*chosen, *left_out]))
     evaluation = study.recipe.evaluation
     assert (evaluation.validation, evaluation.select) == (0.5, "nmi")
     assert (evaluation.validation_trains, evaluation.test_every) == (False, 0)
     assert study.own_recipe.evaluation.validation_trains
+
+
+def test_a_cut_journal_keeps_its_complete_lines(tunable, tmp_path):
+    (study,) = studies_of(tunable, tmp_path, trials=2)
+    assert finish(study, 1) == {}
+    assert states(study) == ["COMPLETE"]
+    journal = study.place / "journal.log"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:-5])
+    with pytest.warns(UserWarning, match=r"journal.log: its last line was incomplete and is dropped"):
+        assert states(study) == ["COMPLETE"]
+    assert journal.read_bytes().startswith(whole + b"{")
+    assert finish(study) == {}
+    assert len(states(study)) == 2
+    journal.write_bytes(b"no journal\n" + whole)
+    with pytest.raises(DataError, match=r"journal.log: not Optuna's journal .*; delete it to start the trials again"):
+        study.optuna_study()
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_ranges_of_whole_ends_may_be_floats(tunable, tmp_path):
+    text = TUNABLE.replace("low = 0.2, high = 2.0", "low = 0, high = 2").replace("choices = [2]", "low = 2, high = 4")
+    (tmp_path / "one.toml").write_text(text + "[loss]\nneg_margin = 0.5\n")
+    (study,) = studies_of(tunable, tmp_path, trials=2)
+    assert finish(study) == {}
+    first, second = study.optuna_study().get_trials()
+    assert first.params["loss.neg_margin"] == 0.5
+    assert type(second.params["loss.neg_margin"]) is float
+    assert type(second.params["sampler.m"]) is int
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_a_killed_start_does_not_block_studies(tunable, tmp_path):
+    (study,) = studies_of(tunable, tmp_path, trials=1)
+    study.optuna_study().enqueue_trial({"loss.neg_margin": 1})  # then killed, before study.ask
+    assert states(study) == ["WAITING"]
+    assert finish(study) == {}
+    assert states(study) == ["COMPLETE"]
+    (study,) = studies_of(tunable, tmp_path / "other", trials=2)
+    study.optuna_study().ask()  # then killed, before it has drawn values
+    assert finish(study) == {}
+    assert states(study) == ["FAIL", "COMPLETE"]
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_a_saved_recipe_keeps_a_components_settings(tunable, tmp_path):
+    (tmp_path / "one.toml").write_text(TUNABLE + '"optimizer.name" = { choices = ["sgd"] }\n')
+    (study,) = studies_of(tunable, tmp_path, trials=1)
+    assert finish(study) == {}
+    (saved,) = load_recipes(str(study.save_recipe(tmp_path))).values()
+    assert (saved.optimizer.name, saved.optimizer.lr) == ("sgd", study.best()["optimizer.lr"])
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_journal_share_the_trials(tunable, tmp_path):
+    (study,) = studies_of(tunable, tmp_path, trials=3)
+    jobs = [TrialJob(study, number, "cpu", None) for number in range(6)]  # twice as many
+    with closing(Processes(2)) as executor:
+        assert do(jobs, executor, silent) == {}
+    assert len(states(study)) == 3
+    assert {*states(study)} <= {"COMPLETE", "PRUNED"}
+    assert len({each.params["loss.neg_margin"] for each in study.optuna_study().get_trials()}) == 3
+
+
+def test_a_trial_that_was_ended_goes_on(tunable, tmp_path):
+    (study,) = studies_of(tunable, tmp_path, trials=2)
+    with pytest.raises(StoppedError):
+        finish(study, 1, Mock(side_effect=StoppedError(15, "stopped")))
+    assert states(study) == ["RUNNING"]
+    assert finish(study) == {}
+    assert states(study) == ["COMPLETE", "COMPLETE"]
+
+
+def test_wrong_values_fail_a_single_trial(tunable, tmp_path):
+    ranges = '"sampler.m" = { choices = [2, 3] }'  # three do not divide a batch of four
+    text = TUNABLE.replace('"sampler.m" = { choices = [2] }', ranges).replace('"loss.neg_margin"', '"loss.pos_margin"')
+    (tmp_path / "one.toml").write_text(text.replace("low = 0.2, high = 2.0", "low = 0.0, high = 0.2"))
+    (study,) = studies_of(tunable, tmp_path, trials=4)
+    assert finish(study) == {}
+    assert states(study)[0] == "COMPLETE"
+    assert "FAIL" in states(study)
+
+
+def test_values_that_raise_anything_count_as_a_trial(tunable, tmp_path, monkeypatch):
+    (study,) = studies_of(tunable, tmp_path, trials=2)
+    failures = [torch.OutOfMemoryError("out of memory"), OSError(28, "No space left on device")]
+    monkeypatch.setattr(trials, "train_and_validate", Mock(side_effect=failures))
+    said = []
+    assert finish(study, 1, lambda job, text: said.append(text)) == {}
+    assert states(study) == ["FAIL"]
+    assert any("trial 1 of 2 failed: OutOfMemoryError: out of memory" in str(text) for text in said)
+    (error,) = finish(study, 1).values()
+    assert "No space left on device" in error
+    assert states(study) == ["FAIL", "RUNNING"]  # goes on later
+    monkeypatch.undo()
+    assert finish(study) == {}
+    assert states(study) == ["FAIL", "COMPLETE"]
+
+
+def test_a_trial_that_is_killed_repeatedly_fails(tunable, tmp_path, monkeypatch):
+    (study,) = studies_of(tunable, tmp_path, trials=2)
+
+    job = TrialJob(study, 0, "cpu", None)
+
+    def dying(**_):
+        (job.folder(0) / "deaths").rename(tmp_path / "kept")  # a killed process leaves it
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "train_and_validate", dying)
+    for _ in range(trials.DEATHS):
+        with pytest.raises(KeyboardInterrupt):
+            job.do(print)
+        (tmp_path / "kept").rename(job.folder(0) / "deaths")
+    assert states(study) == ["RUNNING"]
+    monkeypatch.undo()
+    said = []
+    job.do(said.append)
+    assert states(study) == ["FAIL"]
+    assert "its process was killed 3 times, perhaps for lack of memory" in said[-1]
+    assert finish(study) == {}
+    assert states(study) == ["FAIL", "COMPLETE"]
+
+
+def test_a_drawn_first_trial_may_fail_alone(tunable, tmp_path, monkeypatch):
+    """The recipe's own value is not in the range, so that the first trial does not tell that all would fail."""
+    text = TUNABLE.replace('"sampler.m" = { choices = [2] }', '"sampler.m" = { choices = [3, 4] }')
+    (tmp_path / "one.toml").write_text(text)
+    (study,) = studies_of(tunable, tmp_path, trials=3)
+    assert not study.begins_with_own_values()
+    monkeypatch.setattr(trials, "train_and_validate", Mock(side_effect=ConfigError("three do not divide four")))
+    assert finish(study) == {}
+    assert states(study) == ["FAIL"] * 3

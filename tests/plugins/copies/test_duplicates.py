@@ -1,18 +1,22 @@
-"""Copies among images: exact ones, those of the same pixels, and near ones."""
+"""Copies among images: exact ones, those of the same pixels, near ones, and turned ones."""
 
+import io
 import os
 import shutil
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from pml_ext.errors import ConfigError
-from pml_ext_copies.duplicates import find_duplicates, find_equal_vectors
-from pml_ext_copies.image_files import ImageFiles
+from pml_ext_copies import ImageFiles, find_duplicates, find_equal_vectors
+from pml_ext_copies.choices import keep_chosen
+from pml_ext_copies.pages import write_page
 from pml_ext_train.data import list_folder
 
 from ..search.photographs import photograph, write_copies
+from ..train.data.made_up import write_deep_png
 
 
 def files_of(folder, old=None):
@@ -80,8 +84,7 @@ def test_a_radius_that_is_given_is_taken(tmp_path):
     images = files_of(write_kinds(tmp_path / "images"))
     found = find_duplicates(images, radius=1e-5)
     assert (found.radius, found.made_up, found.of_kind("near")) == (1e-5, 0, [])
-    everything = find_duplicates(images, radius=2)
-    assert len(everything.of_kind("near")[0].images) == 18 - 4
+    assert len(find_duplicates(images, radius=2).of_kind("near")[0].images) == 18 - 4
     for radius in (0, -1, float("nan"), 3):
         with pytest.raises(ConfigError, match="wanted a distance above 0 and at most 2"):
             find_duplicates(images, radius=radius)
@@ -90,8 +93,7 @@ def test_a_radius_that_is_given_is_taken(tmp_path):
 def test_only_the_requested_kinds_are_found(tmp_path):
     images = files_of(write_kinds(tmp_path / "images"))
     read = []
-    found = find_duplicates(images, kinds=["exact"], listener=read.append)
-    assert [group.kind for group in found.groups] == ["exact"]
+    assert [group.kind for group in find_duplicates(images, kinds=["exact"], listener=read.append).groups] == ["exact"]
     assert read == []
     assert {group.kind for group in find_duplicates(images, kinds=["near"]).groups} == {"near"}
 
@@ -118,8 +120,8 @@ def test_the_rule_says_which_copy_is_kept(tmp_path, keep, kept):
 
 def test_two_folders_are_compared_with_each_other_alone(tmp_path):
     new, old = tmp_path / "new", tmp_path / "old"
-    for place in (new, old):
-        place.mkdir()
+    new.mkdir()
+    old.mkdir()
     for number in range(6):
         photograph(number).save(old / f"{number}.png")
     photograph(0, 320).save(new / "larger.jpg")
@@ -167,11 +169,6 @@ def test_files_that_are_gone_or_broken_are_named(tmp_path):
     assert find_duplicates(ImageFiles(folder, names)).groups == []
 
 
-def test_one_image_has_no_copies(tmp_path):
-    photograph(0).save(tmp_path / "one.png")
-    assert find_duplicates(files_of(tmp_path)).groups == []
-
-
 def test_vectors_are_compared_with_their_nearest_others():
     points = torch.nn.functional.normalize(torch.randn(100, 16, generator=torch.Generator().manual_seed(0)))
     points[10] = points[20]
@@ -189,3 +186,258 @@ def test_vectors_are_compared_with_their_nearest_others():
 def test_tiny_collections_of_vectors_have_a_radius():
     assert find_equal_vectors(["a"], torch.eye(4)[:1]).groups == []
     assert paths_of(find_equal_vectors(["a", "b"], torch.eye(4)[[0, 0]]).groups) == [["a", "b"]]
+
+
+def found_in(folder, **options):
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.*"))
+    return find_duplicates(ImageFiles(folder, names), radius=0.3, **options)
+
+
+def with_hole(image, side):
+    image = image.convert("RGBA")
+    ImageDraw.Draw(image).rectangle((0, 0, side, side), (255, 255, 255, 0))
+    return image, {}
+
+
+def pages(*numbers, **options):
+    first, *others = [photograph(number) for number in numbers]
+    return first, {"save_all": bool(others), "append_images": others, **options}
+
+
+def deep(low, kind=np.uint16):
+    """Gray values of which the upper bits are those of a photograph."""
+    return Image.fromarray(np.asarray(photograph(0).convert("L")).astype(kind) * 256 + low), {}
+
+
+WHITE = Image.new("RGB", (64, 64), "white")
+# Two images that were read as equal, the ending of their files, and what differs, "" for pixels alone.
+PAIRS = {
+    "transparency of icons": (with_hole(WHITE, 30), with_hole(WHITE, 31), "png", "transparency"),
+    "transparency of one": (with_hole(photograph(0), 3), pages(0), "png", "transparency"),
+    "pages": (pages(0, 1), pages(0), "tif", "frames"),
+    "equal first pages": (pages(0, 1), pages(0, 2), "tif", "frames"),
+    "animated GIF": (pages(0, 1), pages(0, 2), "gif", "frames"),
+    "still and GIF": (pages(0, 1), pages(0), "gif", "frames"),
+    "still and APNG": (pages(0, 1), pages(0), "png", "frames"),
+    "animated WebP": (pages(0, 1, lossless=True), pages(0, 2, lossless=True), "webp", "frames"),
+    "speed": (pages(0, 1, duration=50), pages(0, 1), "png", "frames"),
+    "depth": (deep(0), (photograph(0).convert("L"), {}), "png", "depth"),
+    "low bits": (deep(1), deep(2), "png", ""),
+    "32 bits": (deep(1, np.int32), deep(1), "tif", "depth"),
+    "color profile": (pages(0, icc_profile=b"P3"), pages(0), "png", "color profile"),
+}
+
+
+@pytest.mark.parametrize("what", PAIRS)
+def test_what_reading_drops_makes_images_near_at_most(tmp_path, what):
+    *images, ending, differs = PAIRS[what]
+    for number, (image, options) in enumerate(images):
+        image.save(tmp_path / f"{number}.{ending}", **options)
+    (group,) = found_in(tmp_path).groups
+    assert group.about(group.images[1]) == ("near, different " + differs if differs else "near")
+
+
+def test_colors_that_pillow_cuts_are_near_at_most(tmp_path):
+    """Of their 16 bits it reads 8."""
+    for low in range(2):
+        write_deep_png(tmp_path / f"{low}.png", np.asarray(photograph(0)).astype(np.uint16) * 256 + low)
+    assert found_in(tmp_path).as_json()["groups"][0]["images"][1]["differs"] == ["depth"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("TIFF", {}), ("BMP", {}), ("WEBP", {"lossless": True}), ("PNG", {"icc_profile": b"... sRGB IEC61966-2.1"})],
+)
+def test_lossless_formats_of_one_picture_are_the_same(tmp_path, kind, options):
+    photograph(0).convert("RGBA").convert("RGB").save(tmp_path / "one.png")
+    photograph(0).save(tmp_path / f"other.{kind.lower()}", kind, **options)
+    assert [group.kind for group in found_in(tmp_path).groups] == ["same"]
+
+
+def test_all_frames_are_compared_across_formats(tmp_path):
+    image, options = pages(0, 1, duration=50, lossless=True)
+    for ending in ("png", "webp"):
+        image.save(tmp_path / f"moves.{ending}", **options)
+    assert [group.kind for group in found_in(tmp_path).groups] == ["same"]
+
+
+def test_dark_pictures_of_16_bits_are_different(tmp_path):
+    """All of their values are below 256, of which reading 8 of 16 bits leaves nothing."""
+    for number in range(2):
+        Image.fromarray(np.asarray(photograph(number).convert("L")).astype(np.uint16)).save(tmp_path / f"{number}.png")
+    assert found_in(tmp_path).groups == []
+
+
+def decoded(image):
+    file = io.BytesIO()
+    image.save(file, "JPEG")
+    return Image.open(file)
+
+
+BRIGHTER = ImageEnhance.Brightness(photograph(0)).enhance(1.2)
+# Files with the image, its age in seconds, and options; the first is kept.
+ORIGINALS = {
+    "a JPEG, and a PNG of its pixels": [("b.jpg", photograph(0), 1, {}), ("a.png", decoded(photograph(0)), 2, {})],
+    "the smaller lossless file": [("b.png", photograph(0), 1, {}), ("a.bmp", photograph(0), 2, {})],
+    "the older of equal JPEGs": [("b.jpg", photograph(0), 2, {}), ("a.jpg", photograph(0), 1, {"comment": "x" * 999})],
+    "not one that was compressed again": [
+        ("b.jpg", photograph(0), 2, {"quality": 60}),
+        ("a.jpg", photograph(0), 1, {}),
+    ],
+    "not a brighter one": [("b.jpg", photograph(0), 2, {}), ("a.png", BRIGHTER, 1, {})],
+    "more pixels": [("b.png", photograph(0, 320), 1, {}), ("a.png", photograph(0), 2, {})],
+    "more frames": [("b.png", photograph(0), 1, pages(0, 1)[1]), ("a.png", photograph(0), 2, {})],
+    "the older of equal files": [("b.png", photograph(0), 2, {}), ("a.png", photograph(0), 1, {})],
+    "none of a bin": [("b.jpg", photograph(0), 1, {}), ("#recycle/a.png", photograph(0, 320), 2, {})],
+}
+
+
+def write_original(place, what):
+    for name, image, age, options in ORIGINALS[what]:
+        (place / name).parent.mkdir(exist_ok=True)
+        image.save(place / name, **options)
+        os.utime(place / name, (9 - age, 9 - age))
+    return ORIGINALS[what][0][0]
+
+
+@pytest.mark.parametrize("what", ORIGINALS)
+def test_the_original_is_kept_by_default(tmp_path, what):
+    kept = write_original(tmp_path, what)
+    assert [group.keep.path for group in found_in(tmp_path).groups] == [kept]
+
+
+@pytest.mark.parametrize("keep", ["least-compressed", "oldest", "#recycle"])
+def test_no_rule_keeps_files_of_a_bin(tmp_path, keep):
+    kept = write_original(tmp_path, "none of a bin")
+    assert found_in(tmp_path, keep=keep).groups[0].keep.path == kept
+
+
+# How a copy is made, by what the search says of it; Pillow turns counterclockwise.
+TURNS = {
+    ("mirrored",): Image.Transpose.FLIP_LEFT_RIGHT,
+    ("turned 90 degrees",): Image.Transpose.ROTATE_270,
+    ("turned 180 degrees",): Image.Transpose.ROTATE_180,
+    ("turned 270 degrees",): Image.Transpose.ROTATE_90,
+    ("mirrored", "turned 90 degrees"): Image.Transpose.TRANSVERSE,
+    ("mirrored", "turned 180 degrees"): Image.Transpose.FLIP_TOP_BOTTOM,
+    ("mirrored", "turned 270 degrees"): Image.Transpose.TRANSPOSE,
+}
+
+
+def captioned(image, is_top):
+    band = Image.new("RGB", (image.width, image.height // 8), "black")
+    ImageDraw.Draw(band).text((10, band.height // 3), "seen in the harbor", "white")
+    image.paste(band, (0, 0 if is_top else image.height - band.height))
+    return image
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Twelve photographs; smaller copies of the first ones, turned, and of two more with captions."""
+    place = tmp_path / "photos"
+    place.mkdir()
+    for number in range(12):
+        photograph(number, 320).save(place / f"{number:02d}.png")
+    for number, turn in enumerate(TURNS.values()):
+        photograph(number).transpose(turn).save(place / f"{number:02d}-copy.jpg", quality=70)
+    for number in (7, 8):
+        captioned(photograph(number, 300), is_top=number == 7).save(place / f"{number:02d}-copy.jpg")
+    return place
+
+
+def changes_of(found):
+    return {group.keep.path: [image.changes for image in group.others] for group in found.groups}
+
+
+WANTED = {f"{number:02d}.png": [changes] for number, changes in enumerate([*TURNS, ("captioned",), ("captioned",)])}
+
+
+def test_turned_and_captioned_copies_are_named(folder):
+    assert find_duplicates(files_of(folder)).groups == []
+    found = find_duplicates(files_of(folder), turned=True)
+    assert changes_of(found) == WANTED
+    assert all(group.images[1].distance <= found.radius for group in found.groups)
+    differs = [group["images"][1]["differs"] for group in found.as_json()["groups"]]
+    assert sorted(map(tuple, differs)) == sorted(changes for (changes,) in WANTED.values())
+
+
+def test_turned_copies_of_another_folder_are_found(folder, tmp_path):
+    new = tmp_path / "new"
+    new.mkdir()
+    for copy in folder.glob("*-copy.jpg"):
+        copy.rename(new / copy.name)
+    photograph(20).save(new / "one.png")
+    ImageOps.mirror(photograph(20)).save(new / "mirrored.png")  # in one folder, which are not compared
+    found = find_duplicates(files_of(new, folder), turned=True)
+    assert changes_of(found) == {str(folder / name): changes for name, changes in WANTED.items()}
+
+
+def test_neighbors_by_embedding_are_confirmed(folder):
+    images = files_of(folder)
+    originals = {name[:2]: number for number, name in enumerate(images.names) if name.endswith("png")}
+    points = torch.eye(len(images))[[originals[name[:2]] for name in images.names]]
+    assert changes_of(find_duplicates(images, embeddings=points)) == WANTED
+    alone = torch.eye(len(images))  # whose nearest others are any eight
+    assert {*changes_of(find_duplicates(images, embeddings=alone))} <= {*WANTED}
+
+
+def scene(rng, is_symmetric):
+    """A photograph of one place with things in its lower half, in changing light."""
+    image = photograph(0, 240)
+    if is_symmetric:
+        image = Image.blend(image, ImageOps.mirror(image), 0.5)
+    for _ in range(2):
+        thing = photograph(int(rng.integers(100, 200)), 80)
+        image.paste(thing, (int(rng.integers(-40, 260)), int(rng.integers(120, 220))))
+    return ImageEnhance.Brightness(image).enhance(rng.uniform(0.8, 1.2))
+
+
+@pytest.mark.parametrize("is_symmetric", [False, True])
+def test_photographs_of_one_place_differ(tmp_path, is_symmetric):
+    rng = np.random.default_rng(0)
+    for number in range(15):
+        scene(rng, is_symmetric).save(tmp_path / f"{number}.png")
+    assert find_duplicates(files_of(tmp_path), 0.15, turned=True) == find_duplicates(files_of(tmp_path), 0.15)
+
+
+def test_plain_and_symmetric_images_are_not_turned(tmp_path):
+    ramp = Image.linear_gradient("L")
+    for number, turn in enumerate((Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.ROTATE_180)):
+        ramp.transpose(turn).save(tmp_path / f"ramp-{number}.png")
+    for number in range(3):
+        page = Image.new("L", (400, 300), "white")
+        ImageDraw.Draw(page).text((20, 100 + 40 * number), "lines of a screenshot " * number, "black")
+        captioned(page, is_top=number == 1).save(tmp_path / f"page-{number}.png")
+    symmetric = Image.blend(photograph(1), ImageOps.mirror(photograph(1)), 0.47)  # nearly, so that one turn is nearer
+    symmetric.save(tmp_path / "one.png")
+    other = ImageOps.mirror(ImageEnhance.Brightness(symmetric).enhance(1.1))
+    other.paste(photograph(9, 8), (0, 0))
+    other.save(tmp_path / "two.png")
+    found = find_duplicates(files_of(tmp_path), 0.2, turned=True)
+    assert found == find_duplicates(files_of(tmp_path), 0.2)
+    assert {"one.png", "two.png"} in [{image.path for image in group.images} for group in found.groups]
+
+
+def test_another_kept_image_turns_the_others(tmp_path):
+    photograph(0, 320).save(tmp_path / "large.png")
+    photograph(0).save(tmp_path / "small.png")
+    photograph(0).transpose(Image.Transpose.ROTATE_270).save(tmp_path / "turned.png")
+    found = find_duplicates(files_of(tmp_path), 0.2, turned=True)
+    assert changes_of(found) == {"large.png": [(), ("turned 90 degrees",)]}
+    chosen = keep_chosen(found, {0: ["turned.png"]})
+    assert changes_of(chosen) == {"turned.png": [("turned 270 degrees",)] * 2}
+    assert max(image.distance for image in chosen.groups[0].images) <= 0.2
+    write_page(chosen, tmp_path / "page.html", "", "")
+    assert (tmp_path / "page.html").read_text().count("near, turned 270 degrees") == 2
+
+
+def test_turned_copies_are_shown_and_moved(command, folder, tmp_path):
+    done = command("duplicates", folder, "--turned", "--move", tmp_path / "aside")
+    assert "near, mirrored, turned 180 degrees" in done.stdout, done.stderr
+    assert sorted(file.name for file in folder.glob("[0-9]*")) == [f"{number:02d}.png" for number in range(12)]
+
+
+def test_the_neighbors_of_a_run_are_compared(command, make, folder):
+    run = make()
+    done = command("duplicates", run.folder, "--store", run.index(folder).place, "--by", "embeddings")
+    assert "near, mirrored" in done.stdout, done.stderr

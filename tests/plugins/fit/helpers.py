@@ -12,8 +12,7 @@ from pml_ext_train.training.listener import Silence
 
 def scores(mean, spread=0.01, classes=12, seed=0):
     """Scores of made-up classes around a mean."""
-    generator = torch.Generator().manual_seed(seed)
-    values = mean + spread * torch.randn(2, classes, generator=generator, dtype=torch.float64)
+    values = mean + spread * torch.randn(2, classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return Scores(values[0], values[1])
 
 
@@ -26,5 +25,4 @@ def recipe_of(candidate):
 
 
 def training_files(place):
-    splits = build_dataset(recipe_of(small_network(describe_images(place))).data, None)
-    return splits.train.paths
+    return build_dataset(recipe_of(small_network(describe_images(place))).data, None).train.paths

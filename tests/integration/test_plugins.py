@@ -1,8 +1,7 @@
-"""Careless packages of others: every command of ours works, and the culprit is named with its hook."""
+"""Packages of others that are careless, and packages of the wheel that are missing."""
 
-import itertools
-import json
 import re
+import subprocess
 import sys
 import warnings
 
@@ -11,6 +10,7 @@ import pytest
 from pml_ext import registry
 from pml_ext.errors import PluginWarning
 from pml_ext_train.cli.diagnosis import diagnosis
+from pml_ext_train.launch.launch import train
 
 from ..overrides import typed
 
@@ -116,12 +116,9 @@ def by_class(**kwargs):
 
 
 def test_a_metric_that_raises_ends_no_run(install_plugin, tmp_path, without_report):
-    from pml_ext_train.launch.launch import train
-
     hook = "return {'raises': raises, 'text': text, 'changes': changes, 'counted': counted, 'by_class': by_class}"
     install_plugin("careless", "").joinpath("__init__.py").write_text(package("metrics", hook, METRICS))
-    train("triplets/digits", out=tmp_path / "run", seed=0, overrides=typed(QUICK), device="cpu")
-    measured = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    (measured,) = train("triplets/digits", out=tmp_path / "run", seed=0, overrides=typed(QUICK), device="cpu")
     assert measured["after"].pop("changes") == 0.5
     assert measured["after"].pop("counted") > 0
     assert {"raises", "text", "by_class"}.isdisjoint(measured["after"])
@@ -131,8 +128,7 @@ def test_a_metric_that_raises_ends_no_run(install_plugin, tmp_path, without_repo
     with registry.isolated():
         sys.modules.pop("careless")
         install_plugin("careless", "", distribution="other").joinpath("__init__.py").write_text("")
-        train("triplets/digits", out=tmp_path / "other", seed=0, overrides=typed(QUICK), device="cpu")
-    without = json.loads((tmp_path / "other" / "metrics.json").read_text())
+        (without,) = train("triplets/digits", out=tmp_path / "other", seed=0, overrides=typed(QUICK), device="cpu")
     assert without["after"] == measured["after"]
 
 
@@ -196,9 +192,8 @@ def command():
 def test_the_code_that_ends_a_run_is_named(install_plugin, pml_ext_command, tmp_path, trunk, code, text):
     hook = "return {'exits': Exits, 'raises': Raises}"
     install_plugin("careless", "").joinpath("__init__.py").write_text(package("trunks", hook, PARTS))
-    sets = [f"model.trunk={{name='{trunk}'}}", *QUICK]
-    overrides = list(itertools.chain.from_iterable(("--set", each) for each in sets))
-    told = pml_ext_command("train", "triplets/digits", "--out", tmp_path / "run", *overrides)
+    sets = [f"--set={setting}" for setting in (f"model.trunk={{name='{trunk}'}}", *QUICK)]
+    told = pml_ext_command("train", "triplets/digits", "--out", tmp_path / "run", *sets)
     assert told.returncode == code
     assert re.search(text, told.stderr), told.stderr
 
@@ -211,8 +206,6 @@ def test_a_plugins_own_command_may_exit(install_plugin, pml_ext_command):
 
 
 def test_a_tracker_that_exits_ends_no_run(install_plugin, tmp_path, without_report):
-    from pml_ext_train.launch.launch import train
-
     hook = "return {'exits': Tracker, 'late': Late}"
     install_plugin("careless", "").joinpath("__init__.py").write_text(package("trackers", hook, PARTS))
     (measured,) = train(
@@ -236,3 +229,96 @@ def test_check_fails_for_broken_hooks_and_recipes(install_plugin, pml_ext_comman
     assert re.search(r"careless \(plugin\) +check_hooks +failed +pml_ext_papers: .*returned None", told.stdout)
     assert re.search(r"careless \(recipes\) +check_recipe +failed +.*bad.toml: loss: found 5", told.stdout)
     assert re.search(r"careless \(recipes\) +1 +1 +0 +0", told.stdout)
+
+
+TOOLS = ("browse", "compare", "fit", "parts", "search", "stores")
+START = """
+import sys
+import warnings
+sys.modules["pml_ext_{missing}"] = None
+from pml_ext import registry
+from pml_ext.errors import MissingExtraError, PluginWarning
+warnings.simplefilter("error", PluginWarning)
+"""
+SCRIPT = """
+import torch
+from pytorch_metric_learning import trainers
+import pml_ext
+
+labels = torch.arange(8) // 2
+inputs = torch.randn(8, 4)
+context = {"embedding_size": 4, "num_classes": 4, "class_labels": [0, 1, 2, 3]}
+tried = set()
+for component in registry.components("loss"):
+    if component.plugin not in ("angular", "cbml", "density", "pddm", "triplets"):
+        continue
+    loss = registry.build(component.qualified_name, "loss", context)
+    embeddings = inputs.clone().requires_grad_()
+    loss(embeddings, labels).backward()
+    assert embeddings.grad.isfinite().all(), component
+    trainers.MetricLossOnly(
+        models={"trunk": torch.nn.Linear(4, 4)},
+        optimizers={},
+        batch_size=8,
+        loss_funcs={"metric_loss": loss},
+        dataset=torch.utils.data.TensorDataset(inputs, labels),
+        dataloader_num_workers=0,
+        iterations_per_epoch=1,
+    ).train(num_epochs=1)
+    tried.add(component.plugin)
+assert len(tried) == 5
+accuracy = pml_ext.RetrievalAccuracyCalculator(include=("recall_at_1",)).get_accuracy(inputs, labels)
+assert 0 <= accuracy["recall_at_1"] <= 1
+
+names = {}
+exec("from pml_ext import *", names)
+assert {"CBMLLoss", "DensityRegularizer", "WithinClassWhitening"} <= names.keys()
+assert "train" not in names
+for name in ("train", "load_run"):
+    try:
+        getattr(pml_ext, name)
+    except MissingExtraError as error:
+        assert f'pml_ext.{name} needs the package' in str(error)
+    else:
+        raise AssertionError(name)
+assert [record.name for record in registry.plugins() if record.status != "ok"] == ["pml"]
+"""
+LISTING = """
+from pml_ext.__main__ import main
+
+left_out = [record for record in registry.plugins() if record.status != "ok"]
+assert [(record.name, record.status) for record in left_out] == [("{missing}", "not installed")], left_out
+sys.argv = ["pml-ext", "list"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+assert "torch" not in sys.modules
+for name, (plugin, command) in registry.commands().items():
+    command.load(name, plugin)
+"""
+
+
+def run(program: str, missing: str) -> subprocess.CompletedProcess[str]:
+    """A program in a process in which a plugin's package cannot be imported."""
+    command = [sys.executable, "-c", (START + program).replace("{missing}", missing)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_scripts_with_pml_need_no_training():
+    done = run(SCRIPT, "train")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_says_what_to_install():
+    done = run("from pml_ext.__main__ import main\nmain()", "train")
+    assert done.returncode == 2
+    assert done.stderr.endswith("Run: pip install --force-reinstall 'pml-ext[train]'\n")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tools_work_without_any_other(tool):
+    done = run(LISTING, tool)
+    assert done.returncode == 0, done.stderr
+    assert "cbml" in done.stdout
