@@ -143,8 +143,9 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
         near_length = _NEAR**2 / 2 * (squares + others)
     if y is x:
         squared.fill_diagonal_(torch.inf)  # a row is not near itself
-    all_far = normalized and squared.numel() > 0 and bool(squared.amin() > near_length)
-    if not all_far:
+    # On a CPU the least entry is read sooner than near pairs are listed; another device would have to be waited for.
+    reads_least = normalized and squared.device.type == "cpu" and squared.numel() > 0
+    if not (reads_least and squared.amin() > near_length):
         rows, columns = places_in(squared <= near_length)  # also negative rounding errors
         step = max(1, _CHUNK // x.shape[1])
         for some_rows, some_columns in zip(torch.split(rows, step), torch.split(columns, step), strict=True):
