@@ -122,7 +122,7 @@ def without_report() -> Iterator[None]:
 def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], Any]], tuple[Path, Any]]:
     """Fills a folder in the first worker of pytest-xdist that asks for it: the folder, and what the filling returned.
 
-    Tests leave the folder as it is, for those of the other workers.
+    Tests do not change the folder, which other workers use too.
     """
     from filelock import FileLock
 

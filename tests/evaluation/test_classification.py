@@ -89,7 +89,7 @@ TREE = {  # two parents of one class, a class without relatives nearer than the 
 
 
 def slow_related(name, known, parents):
-    """The known classes of which the nearest common ancestor is nearest, a level at a time."""
+    """The known classes with the nearest common ancestor, a level at a time."""
 
     def above(one):
         return set() if one not in parents else set(parents[one]).union(*(above(p) for p in parents[one]))

@@ -199,7 +199,7 @@ class Case:
 
 
 def check(case, result, lone_queries):
-    """Distances are those of the sorted gallery of each query; metrics those of the loop over its neighbors."""
+    """Distances equal each query's sorted gallery, and metrics equal a loop over its neighbors."""
     values = {name: [] for name in INCLUDE}
     for i in range(len(case.query)):
         gallery = case.gallery(i)

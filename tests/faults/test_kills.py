@@ -103,7 +103,7 @@ QUERY = ["query", "RUN", "IMAGES", "-o", "OUT/answers.jsonl", "--device", "cpu"]
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """Six digits in each of 24 classes, of which twelve train: the fewest on which fit tries its candidates."""
+    """Six digits in each of 24 classes; twelve train, the fewest on which fit tries its candidates."""
     pytest.importorskip("torchvision")
     digits = load_digits()
     folder = tmp_path_factory.mktemp("images")

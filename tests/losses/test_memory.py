@@ -173,7 +173,7 @@ def test_the_queue_is_moved_as_buffers_are():
     assert torch.equal(holder.double()[0].embedding_memory, rows.half().double())
     assert holder[0].label_memory.dtype == torch.long
     assert holder.to("meta")[0].label_memory.device.type == "meta"
-    assert not list(holder.buffers())  # DistributedDataParallel writes those of rank 0 over the others'
+    assert not list(holder.buffers())  # DistributedDataParallel copies the buffers of rank 0 to the other ranks
 
 
 # Validation
@@ -419,7 +419,7 @@ def test_random_positives_are_drawn_without_own_copy():
 
 
 class Untold(miners.MultiSimilarityMiner):
-    """A miner of somebody else, of which nothing is known."""
+    """Somebody else's miner, about which nothing is known."""
 
     def mine(self, embeddings, labels, ref_emb, ref_labels):
         return super().mine(embeddings, labels, ref_emb, ref_labels)

@@ -61,6 +61,15 @@ def test_distances_of_normalized_rows_are_exact():
     assert torch.equal(pairwise.euclidean_distances(x).diagonal(), torch.zeros(7, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("distance", [0.0, 0.01, 0.05, 0.1])
+def test_the_only_near_pair_is_exact(distance):
+    x = torch.eye(6)
+    x[1] = x[0] + distance * x[2]
+    x = pairwise.normalize(x)
+    expected = torch.cdist(x.double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist").float()
+    torch.testing.assert_close(pairwise.euclidean_distances(x), expected, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("normalized", [True, False])
 def test_a_single_near_pair_among_rows_of_nan(normalized):
     x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

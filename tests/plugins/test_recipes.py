@@ -59,7 +59,7 @@ RECIPES = list(filter(packaged, registry.recipes()))
 
 @pytest.fixture(scope="module")
 def made_up_sets(tmp_path_factory):
-    """A folder with every set that recipes use, whose published counts are those of what is there."""
+    """A folder with every set that recipes use; the published counts match it."""
     place = tmp_path_factory.mktemp("sets")
     train = Count(TRAINED * EACH, TRAINED)
     test = Count(TESTED * EACH, TESTED)
@@ -233,7 +233,7 @@ IN_NO_PAPER = ("model.norm", "model.dropout", "model.freeze")  # a group's origi
 
 
 def stated(tables):
-    """The origins that a table of a file states: its own, and those of its pipelines."""
+    """The origins that a table of a file states, its pipelines' included."""
     extends = tables.get("extends", [])
     named = [extends] if isinstance(extends, str) else extends
     files = [tomllib.loads(pipelines()[name].read_text("utf-8")) for name in named if name.startswith("pipelines/")]

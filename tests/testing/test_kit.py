@@ -58,7 +58,7 @@ def test_our_own_components_pass_all_checks(component, check):
 
 
 class PerProxy(losses.ProxyAnchorLoss):
-    """A loss with a value per class, whose indices are those of the classes."""
+    """A loss with a value per class, indexed by class."""
 
     capabilities = frozenset({"labels"})
 

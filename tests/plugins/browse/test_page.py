@@ -53,7 +53,7 @@ def test_a_click_shows_the_nearest(served):
 
 
 def test_a_small_class_is_counted_by_itself(served):
-    """A class has about twenty images, of which all could be among the fifty nearest."""
+    """A class has about twenty images, and all of them could be among the fifty nearest."""
     page = html.unescape(content_of(ask(served, "/?run=0&image=5&k=50")))
     counts = re.findall(r": (\d+) of the (\d+) others of the same class", page)
     assert len(counts) == 2
@@ -93,7 +93,7 @@ def test_an_upload_shows_the_nearest(served):
         *((content, "mine.png: not a readable image") for content in (b"no image", b"")),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "mine.png: not a readable image"),
         (b"P4\n7200 7100\n", "more than 50 megapixels"),
-        (b"P4\n50000 50000\n", "more than 50 megapixels"),  # of which Pillow warns
+        (b"P4\n50000 50000\n", "more than 50 megapixels"),  # Pillow warns about it
     ],
 )
 def test_an_upload_is_refused_before_it_is_decoded(served, content, text):
@@ -108,7 +108,7 @@ def test_a_refused_upload_leaves_no_file(tmp_path, monkeypatch):
 
 
 def page_of(run, folder, uploads):
-    """The page of a run's images, or of those of a folder."""
+    """The page of a run's images, or of a folder's."""
     server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
     return server.Page(open_collections([run], folder, "cpu", lambda _: None), uploads)
 
@@ -128,7 +128,7 @@ def text_of(page, photograph):
 
 
 def test_a_photograph_is_known_or_new(trained, tmp_path):
-    """The answers are those of the run, and each side of a stranger's distance is another answer."""
+    """The answers equal the run's, and a stranger's distance decides between two of them."""
     write_digits(tmp_path / "enrolled", range(120))
     for folder in (tmp_path / "enrolled").iterdir():  # names that training does not know, and that have to be escaped
         folder.rename(folder.with_name(f"seal <{folder.name}>"))

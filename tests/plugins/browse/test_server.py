@@ -40,7 +40,7 @@ def test_a_signal_closes_the_page_and_deletes_uploads(monkeypatch, tmp_path, nam
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP on this system")
 def test_a_signal_within_a_request_ends_the_page(monkeypatch):
-    """An event loop drops errors of its callbacks, in one of which a signal may arrive."""
+    """An event loop drops errors of its callbacks, and a signal may arrive in one."""
 
     async def answering(self):
         asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGHUP)

@@ -50,7 +50,7 @@ def here(tmp_path_factory):
 
 @pytest.fixture
 def tunable(tmp_path):
-    """A recipe with ranges, a trial of which takes a second."""
+    """A recipe with ranges; a trial takes a second."""
     (tmp_path / "one.toml").write_text(TUNABLE)
     return str(tmp_path / "one.toml")
 

@@ -81,7 +81,7 @@ def test_what_cannot_be_probed_is_refused_at_once(tmp_path, trunk, setting, head
 
 @pytest.mark.usefixtures("without_report")
 def test_few_classes_are_enough_for_features(tmp_path):
-    """Two classes train: fewer than any recipe's batch wants, of which the features as they are need none."""
+    """Two classes train, fewer than any recipe's batch has; unchanged features need no batch."""
     write_photos(tmp_path / "photos", classes=4, each=4)
     settings = ["data.image_size=16", "model.embedding_size=2"]
     options = ProbeOptions(f"folder:{tmp_path / 'photos'}", tmp_path / "out", overrides=typed(settings))

@@ -180,7 +180,7 @@ def test_folds_have_disjoint_classes_and_one_mean(tmp_path):
     recalls = [run["after"]["recall_at_1"] for run in group.runs[0].values()]
     assert group.values("after", "recall_at_1")[0] == pytest.approx(sum(recalls) / 2)
     del group.runs[1][2]
-    assert [*group.values("after", "recall_at_1")] == [0]  # a seed without one of its folds is none
+    assert [*group.values("after", "recall_at_1")] == [0]  # a seed that lacks a fold does not count
 
 
 def test_recipes_that_quote_a_papers_table():

@@ -1,4 +1,4 @@
-"""Copies of which somebody chose what to keep; their table, contact sheet and page."""
+"""Choices of the copies to keep: their table, contact sheet and page."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Copies among images: exact ones, those of the same pixels, near ones, and turned ones."""
+"""Copies among images: equal files, equal pixels, near and turned copies."""
 
 import io
 import os
@@ -205,7 +205,7 @@ def pages(*numbers, **options):
 
 
 def deep(low, kind=np.uint16):
-    """Gray values of which the upper bits are those of a photograph."""
+    """Gray values with a photograph in their upper bits."""
     return Image.fromarray(np.asarray(photograph(0).convert("L")).astype(kind) * 256 + low), {}
 
 
@@ -262,7 +262,7 @@ def test_all_frames_are_compared_across_formats(tmp_path):
 
 
 def test_dark_pictures_of_16_bits_are_different(tmp_path):
-    """All of their values are below 256, of which reading 8 of 16 bits leaves nothing."""
+    """All values are below 256: the upper 8 of 16 bits would be 0."""
     for number in range(2):
         Image.fromarray(np.asarray(photograph(number).convert("L")).astype(np.uint16)).save(tmp_path / f"{number}.png")
     assert found_in(tmp_path).groups == []

@@ -159,7 +159,7 @@ def chain_and_copies():
     points = torch.nn.functional.normalize(torch.randn(150, 64, generator=torch.Generator().manual_seed(0)))
     points[100] = points[3]
     points[50] = torch.nn.functional.normalize(points[3] + 0.01 * points[4], dim=0)
-    for step in range(3):  # a chain, of which the ends are farther than the radius
+    for step in range(3):  # a chain whose ends are farther apart than the radius
         points[120 + step] = torch.nn.functional.normalize(points[7] + 0.08 * (step + 1) * points[8], dim=0)
     return points
 

@@ -148,7 +148,7 @@ def test_folds_end_once_the_choice_is_decided(images, tmp_path, mean, folds):
 
 
 def joined_with_noise(number):
-    """Scores that are ahead of those of whitening in every fold by far less than they vary."""
+    """Scores ahead of whitening in every fold, by far less than they vary."""
     free = scores(0.5, seed=number)
     noise = torch.tensor([0.5, -0.5] * 6, dtype=torch.float64)
     return Scores(free.recall_at_1 + noise + 0.001, free.map_at_r + noise + 0.001)

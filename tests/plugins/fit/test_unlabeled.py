@@ -23,7 +23,7 @@ from pml_ext_train.records.run_files import tables_of_run
 from pml_ext_train.training.features import FeatureCache
 
 from ...overrides import typed
-from ..search.photographs import photograph
+from ..search.photographs import photograph, write_photographs
 from ..train.training.made_up_photos import write_photos
 
 SMALL = typed(
@@ -41,11 +41,7 @@ SMALL = typed(
 @pytest.fixture
 def flat(tmp_path):
     """A flat folder of six photographs."""
-    place = tmp_path / "my photos"
-    place.mkdir()
-    for number in range(6):
-        photograph(number, side=32).save(place / f"{number}.png")
-    return place
+    return write_photographs(tmp_path / "my photos", 6, side=32)
 
 
 def save_vectors(file, count):

@@ -11,6 +11,14 @@ def photograph(number, side=160):
     return Image.fromarray(small).resize((side * 4 // 3, side), Image.Resampling.BICUBIC)
 
 
+def write_photographs(place, count, side):
+    """Write photographs into a new flat folder, and return the folder."""
+    place.mkdir()
+    for number in range(count):
+        photograph(number, side).save(place / f"{number}.png")
+    return place
+
+
 def write_copies(place, number):
     """Write a photograph and seven changes of it."""
     place.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ class DeletesKnown(Lines):
 
 
 def careless(name, method):
-    """A store whose method is another one, which gets the right method in place of ``self``."""
+    """A store with one method replaced; the replacement gets the original in place of ``self``."""
 
     def called(self, *arguments):
         return method(functools.partial(getattr(Lines, name), self), *arguments)

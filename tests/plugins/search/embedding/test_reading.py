@@ -254,7 +254,7 @@ def test_what_a_table_no_longer_lists_is_deleted(table, tmp_path):
     cut_images(table, folder, 3, {})
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     assert [path.relative_to(folder).as_posix() for path in files] == ["fox/photos-a.png.12-5-30-20.png"]
-    assert files[0].stat().st_mtime_ns == 5  # written again: the photograph is another
+    assert files[0].stat().st_mtime_ns == 5  # written again: the photograph has changed
 
 
 def test_photographs_that_cannot_be_read_are_left_out(table, tmp_path):

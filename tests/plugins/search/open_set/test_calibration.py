@@ -194,7 +194,7 @@ def made_up():
 
 
 def test_cross_fitting_bounds_the_rate_of_strangers(made_up):
-    """The head is fitted to the enrolled classes: their own distances are too large, those of the folds are not."""
+    """The head fits the enrolled classes: their own distances are too large, and distances within folds are not."""
     features, new = made_up
     head = WithinClassWhitening(0.3).fit(features, np.arange(240) // 4)
     with torch.no_grad():

@@ -150,7 +150,7 @@ class MeanColors:
 
 @pytest.fixture
 def photos(tmp_path):
-    """Five red and five blue images of different sizes, and a file that is none."""
+    """Five red and five blue images of different sizes, and a file that is not an image."""
     for name, color in (("red", RED), ("blue", BLUE)):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(5):

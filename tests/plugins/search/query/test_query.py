@@ -29,7 +29,7 @@ from ....overrides import typed
 from ...stores.careless import Lines
 from ...train.networks.pairs import own_image_features, own_text_features, saved_pair
 from ..conftest import made_up, trained
-from ..photographs import photograph
+from ..photographs import photograph, write_photographs
 
 TEXTS = ["a red car", "the blue house on the hill"]
 PCA = ("model.embedder=pca", "model.embedding_size=8")
@@ -191,7 +191,7 @@ def test_a_radius_leaves_out_what_is_farther(command, json_of, indexed, folder):
 
 
 def test_a_query_is_left_out_by_path():
-    """Numbers are those of one collection, and a store may be filled from another."""
+    """Numbers belong to one collection, and a store may be filled from a different one."""
     image = state.Image(4, "a.png", class_number=None, size=1, fingerprint=1, vector=0, class_name="")
     results = [SearchResult(9, "a.png", "", 0.0), SearchResult(4, "b.png", "", 0.1)]
     (answer,) = answers_of(["/photos/a.png"], [image], [results], QueryOptions(k=1), "")
@@ -393,11 +393,7 @@ def test_reranking_options_that_do_not_fit(indexed, folder):
 @pytest.fixture
 def flat(tmp_path):
     """A flat folder of twelve photographs."""
-    place = tmp_path / "my photos"
-    place.mkdir()
-    for number in range(12):
-        photograph(number, side=40).save(place / f"{number}.png")
-    return place
+    return write_photographs(tmp_path / "my photos", 12, side=40)
 
 
 def ranked_by_the_pair(model, run, photographs, text, kind):

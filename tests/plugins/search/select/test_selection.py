@@ -233,7 +233,7 @@ def test_ids_of_vectors_are_selected(command, json_of, text_of, refused, tmp_pat
 
 
 def similarity(row, name, points, classes, groups):
-    """The mean cosine to the five nearest images of a class; None if there is none to compare with."""
+    """The mean cosine to the five nearest images of a class; None without an image to compare with."""
     others = [
         other
         for other in range(len(points))

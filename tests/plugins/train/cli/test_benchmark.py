@@ -60,7 +60,7 @@ def test_peak_memory_counts_tensors_alive_at_one_time():
 def test_traffic_counts_reads_and_writes_of_operators():
     def passes(embeddings, labels):
         doubled = embeddings * 2  # one matrix read, one written
-        doubled.view(-1).add_(1)  # likewise; a view is none
+        doubled.view(-1).add_(1)  # likewise; a view does not count
         kept = torch.gt(doubled, 0)  # a boolean is a quarter
         return torch.where(kept, doubled, torch.empty_like(doubled).zero_()).sum()
 

@@ -393,7 +393,7 @@ def plugins_images(
     parts: "Sequence['Unknown']" = (),  # noqa: F821
     path: str = "",
 ) -> DataSplits:
-    """A data set whose annotations are texts, and two of which stand for nothing."""
+    """A data set whose annotations are texts; two stand for nothing."""
     assert mask is None or mask.name == "mask.png"
     if size > 5:
         raise ValueError(f"size must be at most 5, not {size}")

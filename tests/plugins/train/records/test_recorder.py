@@ -272,7 +272,7 @@ def test_a_run_is_finished_with_its_report(finished, tmp_path):
     assert files.read_finished(out)[1] == []
     assert files.tables_of_run(out)["run"]["recipe"] == "cbml/digits"
     (out / "report.html").unlink()
-    (out / "checkpoints" / "before.pt").unlink()  # of which nothing is made again
+    (out / "checkpoints" / "before.pt").unlink()  # nothing is made from it again
     (out / "network.json").write_text("{}")
     assert files.read_finished(out)[1] == ["network.json", "report.html"]
     (out / "checkpoints" / "model.pt").unlink()

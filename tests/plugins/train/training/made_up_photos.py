@@ -5,7 +5,7 @@ from PIL import Image
 
 
 def write_photos(place, classes, each, seed=0):
-    """Write square photographs, those of a class of one color with noise."""
+    """Write square photographs; each class has a color of its own, with noise."""
     generator = np.random.default_rng(seed)
     for label in range(classes):
         folder = place / f"class-{label:02d}"

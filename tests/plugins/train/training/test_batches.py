@@ -163,7 +163,7 @@ def test_a_dead_worker_names_its_image():
 
 
 class Failing(Noisy):
-    """Images, one of which cannot be computed."""
+    """Images; one cannot be computed."""
 
     def __getitem__(self, index):
         if index == 5:

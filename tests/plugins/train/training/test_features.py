@@ -181,7 +181,7 @@ def test_locked_stores_are_left_alone(tmp_path, monkeypatch):
 
 
 def test_processes_that_miss_the_store_are_refused(tmp_path, monkeypatch):
-    """Its cache is another folder, as on another machine."""
+    """It has a cache of its own, as on another machine."""
     first = cache(Counted()).store.folder
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     second = cache(Counted())
@@ -415,7 +415,7 @@ def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
         "pml_ext_train.training.loop.validate", lambda *_: weights.append(run.trunk[0].weight.detach().clone())
     )
     train_run(run, finish=lambda *_: {})
-    # The features of all training images, once, and those of the tested images for the test before the training.
+    # The features of all training images, once, and of the tested images for the test before the training.
     assert [len(images) for _, images, *_ in passes] == [len(run.images("train")), len(run.images("test"))]
     assert torch.equal(weights[2], weights[0])
     assert not torch.equal(weights[3], weights[0])
