@@ -14,6 +14,7 @@ from .batch import (
     labels_to_int64 as labels_to_int64,
     normalizes as normalizes,
     pair_to_full_precision as pair_to_full_precision,
+    row_numbers as row_numbers,
     run_eagerly as run_eagerly,
     to_device as to_device,
     to_full_precision as to_full_precision,
@@ -21,25 +22,22 @@ from .batch import (
     widest_dtype as widest_dtype,
     with_bad_input as with_bad_input,
 )
-from .fill import (
-    fill_outside as fill_outside,
-    indicators as indicators,
-    prefers_floats as prefers_floats,
-    row_numbers as row_numbers,
-    weights_of_shares as weights_of_shares,
-    without_tiny as without_tiny,
-    zero_at_most as zero_at_most,
-    zero_outside as zero_outside,
-)
 from .listed import Kind as Kind, ListedTuples as ListedTuples, TupleBatch as TupleBatch, sample_tuples as sample_tuples
 from .masks import (
     AllPairsExceptSelf as AllPairsExceptSelf,
     PairsOfRows as PairsOfRows,
     RelationWeights as RelationWeights,
     all_entries as all_entries,
+    fill_outside as fill_outside,
     hard_pair_masks as hard_pair_masks,
+    indicators as indicators,
     pair_masks as pair_masks,
     places_in as places_in,
+    prefers_floats as prefers_floats,
+    weights_of_shares as weights_of_shares,
+    without_tiny as without_tiny,
+    zero_at_most as zero_at_most,
+    zero_outside as zero_outside,
 )
 from .reductions import (
     exp_bounded as exp_bounded,

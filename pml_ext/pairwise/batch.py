@@ -1,4 +1,4 @@
-"""Checks of a call's arguments, their precision, and transforms."""
+"""Checks of a call's arguments, their precision, cached constants, and transforms."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +10,8 @@ from torch.autograd import Function, forward_ad
 
 _FULL = (torch.float32, torch.float64)
 _WITHOUT_FLOAT64 = frozenset({"mps"})  # types of devices
+_CONSTANTS: dict[tuple[float | tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
+_ROW_NUMBERS: dict[torch.device, Tensor] = {}  # those that were asked for last
 _LEAST_HALF = 2.0**-8  # a shorter row of float16 has the gradient of a row of this length
 
 
@@ -204,6 +206,47 @@ def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
             # 0 times both, or NaN. Where their product overflows on a GPU, the squares of the rows' lengths do too.
             value = torch.addcmul(value, least, greatest, value=0)
     return value
+
+
+def constant(number: float | tuple[float, ...], like: Tensor) -> Tensor:
+    """A number as a cached tensor without dimensions, with the dtype and device of ``like``.
+
+    A tuple of S numbers gives ``[S, 1, 1]``. Nothing is cached under torch.compile and torch.func, in inference mode,
+    and for Tensor subclasses.
+    """
+    if type(like) is not Tensor or torch.compiler.is_compiling():
+        return _made(number, like)
+    key = (number, like.dtype, like.device)
+    known = _CONSTANTS.get(key)
+    if known is None:
+        known = _made(number, like)
+        if _outlives_the_call():
+            _CONSTANTS[key] = known
+    return known
+
+
+def row_numbers(like: Tensor) -> Tensor:
+    """Row numbers 0, 1, ... of a tensor, cached, so read-only."""
+    rows = like.shape[0]
+    device = like.device
+    if type(like) is not Tensor or torch.compiler.is_compiling():
+        return torch.arange(rows, device=device)
+    known = _ROW_NUMBERS.get(device)
+    if known is None or known.shape[0] != rows:
+        known = torch.arange(rows, device=device)
+        if _outlives_the_call():
+            _ROW_NUMBERS[device] = known
+    return known
+
+
+def _outlives_the_call() -> bool:
+    return not (torch.is_inference_mode_enabled() or transformed())
+
+
+def _made(number: float | tuple[float, ...], like: Tensor) -> Tensor:
+    if isinstance(number, tuple):
+        return like.new_tensor(number).view(-1, 1, 1)
+    return like.new_full((), number)
 
 
 # Computed at import, since torch.compile of torch 2.4 cannot trace is_autocast_available.

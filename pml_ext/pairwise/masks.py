@@ -1,4 +1,4 @@
-"""Positive, negative and hard pairs as boolean matrices."""
+"""Masks of positive, negative and hard pairs, and operators with them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,8 +7,60 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .batch import transformed
-from .fill import constant, fill_outside, prefers_floats
+from .batch import constant, transformed
+
+_SMALL = 1 << 12
+_FLOATS_ON = frozenset({"cpu"})  # types of devices where masks are faster as floats
+
+
+def indicators(masks: Tensor, like: Tensor) -> Tensor:
+    """Masks in their fastest form: 1 and 0 in the dtype of ``like``, or booleans.
+
+    Floats are faster for large matrices on a CPU.
+    """
+    if masks.dtype == torch.bool and prefers_floats(like):
+        return masks.view(torch.uint8).to(like.dtype)
+    return masks
+
+
+def prefers_floats(values: Tensor) -> bool:
+    """Whether masks of a matrix are faster as floats."""
+    return values.numel() > _SMALL and values.device.type in _FLOATS_ON and not torch.compiler.is_compiling()
+
+
+def fill_outside(values: Tensor, mask: Tensor, number: float | tuple[float, ...]) -> Tensor:
+    """Values inside a mask, else a number, finite unless the mask is boolean."""
+    if mask.dtype == torch.bool:
+        return torch.where(mask, values, constant(number, values))
+    return torch.lerp(constant(number, values), values, mask)
+
+
+def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
+    """Values inside a mask, else 0; the arguments broadcast."""
+    if mask.dtype == torch.bool:
+        return torch.where(mask, values, constant(0, values))
+    return values * mask
+
+
+def without_tiny(shares: Tensor) -> Tensor:
+    """Zero shares below the squared precision, on a CPU in place, where denormals are slow."""
+    if prefers_floats(shares):
+        return torch.threshold_(shares, torch.finfo(shares.dtype).eps ** 2, 0)
+    return shares
+
+
+def weights_of_shares(weights: Tensor, shares: Tensor) -> Tensor:
+    """Zero weights whose product with a share could be denormal."""
+    if not prefers_floats(shares):
+        return weights
+    precision = torch.finfo(weights.dtype)
+    return torch.nn.functional.hardshrink(weights, precision.tiny / precision.eps**2)
+
+
+def zero_at_most(values: Tensor, others: Tensor, limit: float) -> Tensor:
+    """Values, with 0 where ``others`` is at most a limit; NaN there keeps the value."""
+    kept: Tensor = torch.ops.aten.threshold_backward(values, others, limit)
+    return kept
 
 
 class AllPairsExceptSelf(NamedTuple):

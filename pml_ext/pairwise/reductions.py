@@ -6,18 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import apply_or_plain
-from .fill import (
-    constant,
+from .batch import apply_or_plain, constant
+from .masks import (
     fill_outside,
+    hard_pair_masks,
     indicators,
+    pairs_and_limits,
     prefers_floats,
     weights_of_shares,
     without_tiny,
     zero_at_most,
     zero_outside,
 )
-from .masks import hard_pair_masks, pairs_and_limits
 
 _MANY = 1 << 17  # entries from which a CPU sums faster by a product of matrices
 _EMPTY = -1e18  # above the logarithm of any empty sum

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from .batch import apply_or_plain, to_full_precision
-from .fill import prefers_floats, zero_at_most
-from .masks import places_in
+from .masks import places_in, prefers_floats, zero_at_most
 
 _EPS = 1e-12  # the least length divided by, as in torch.nn.functional.normalize
 _LEAST = 1e-6  # a shorter row has the gradient of a row of this length

@@ -86,7 +86,7 @@ def test_traffic_counts_reads_and_writes_of_operators():
 )
 def test_traffic_with_boolean_masks_is_bounded(name, most, monkeypatch):
     """1,024 embeddings of size 8, so that nothing counts but the matrices; with the masks that a GPU has."""
-    monkeypatch.setattr("pml_ext.pairwise.fill._FLOATS_ON", ())
+    monkeypatch.setattr("pml_ext.pairwise.masks._FLOATS_ON", ())
     function = benchmark.floor if name == "floor" else registry.build(name, "loss")
     x = torch.randn(1024, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     assert benchmark.account_of(function, x, torch.arange(1024) // 4).traffic / (4 * 1024**2) <= most
