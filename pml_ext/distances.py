@@ -5,7 +5,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from .pairwise import autocast_off, euclidean_distances, gram, normalize, pair_to_full_precision
+from .pairwise import autocast_off, euclidean_distances, gram, normalize, normalized_matrix, pair_to_full_precision
 from .pairwise.generators import generator_states, using_generator_states
 from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance, ModuleSettings
 from .settings import check_number
@@ -120,16 +120,27 @@ def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
     return matrix
 
 
-def whole_matrix(
-    distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor, points: Tensor, columns: Tensor
-) -> Tensor:
-    """The matrix of a distance, ``[B, R]``, reusing normalized rows.
+def sides_and_matrix(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of :func:`normalized_sides`, and the matrix of a distance, ``[B, R]``.
 
     A distance that records statistics, or has its own ``forward``, is called as a module.
     """
+    kind = _NORMALIZED.get(type(distance))
+    if kind is not None and ref_emb is embeddings and _is_plain(distance):
+        points, matrix = normalized_matrix(embeddings, kind)
+        return points, points, matrix
+    points, columns = normalized_sides(distance, embeddings, ref_emb)
     if distance.collect_stats or type(distance).forward is not BaseDistance.forward:
-        return distance(embeddings, None if ref_emb is embeddings else ref_emb)
-    return compare(distance, points, columns)
+        return points, columns, distance(embeddings, None if ref_emb is embeddings else ref_emb)
+    return points, columns, compare(distance, points, columns)
+
+
+_NORMALIZED = {GramCosineSimilarity: False, EuclideanDistance: True}  # whether they are Euclidean
+
+
+def _is_plain(distance: BaseDistance) -> bool:
+    plain = distance.normalize_embeddings and distance.p == 2 and distance.power == 1 and not distance.collect_stats
+    return plain and not torch.compiler.is_compiling()
 
 
 class TiledDistance:

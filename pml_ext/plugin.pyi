@@ -60,6 +60,7 @@ from .pairwise import all_entries as all_entries
 from .pairwise import apply_or_plain as apply_or_plain
 from .pairwise import autocast_off as autocast_off
 from .pairwise import check_batch as check_batch
+from .pairwise import constant as constant
 from .pairwise import euclidean_distances as euclidean_distances
 from .pairwise import exp_bounded as exp_bounded
 from .pairwise import fill_outside as fill_outside
@@ -68,7 +69,6 @@ from .pairwise import hard_pair_masks as hard_pair_masks
 from .pairwise import in_parts as in_parts
 from .pairwise import in_tiles as in_tiles
 from .pairwise import log_one_plus_exp as log_one_plus_exp
-from .pairwise import log_one_plus_hard_sums as log_one_plus_hard_sums
 from .pairwise import log_one_plus_sums as log_one_plus_sums
 from .pairwise import log_sum_exp as log_sum_exp
 from .pairwise import masked_max as masked_max
@@ -78,6 +78,7 @@ from .pairwise import masked_sum as masked_sum
 from .pairwise import masked_sums as masked_sums
 from .pairwise import normalize as normalize
 from .pairwise import pair_masks as pair_masks
+from .pairwise import pairs_and_limits as pairs_and_limits
 from .pairwise import pair_to_full_precision as pair_to_full_precision
 from .pairwise import rows_per_tile as rows_per_tile
 from .pairwise import run_eagerly as run_eagerly

@@ -233,6 +233,72 @@ class _LogSumsOfProducts(torch.autograd.Function):
         return gradient, *[None] * 8
 
 
+def sums_of_cosines(similarity: Tensor, masks: Tensor, t: float, weights: tuple[float, float]) -> Tensor:
+    r"""The sum of Eq. (10) and Eq. (8), with weights, over the positives of each anchor of a small batch, ``[B]``.
+
+    .. math:: \sum_{p \in P_a} \sum_k w_k \log(1 + r_{ap}), \qquad r_{ap} = S_{ap} / F_{ap}
+
+    with :math:`S = \sum_n e^{s_{an}}, F = e^{s_{ap}}` for Eq. (10), and :math:`S = (E E^T)_{ap},
+    F = e^{2 (1 + t) s_{ap}}` for Eq. (8), as in :func:`log_sums_of_products`. It needs cosines, :math:`4 t` up to
+    :data:`PRODUCT_SLOPE`, and masks of 1 and 0, ``[2, B, B]``.
+    """
+    totals: Tensor = apply_or_plain(_SumsOfCosines, _cosines_written_out, similarity, masks, t, weights)
+    return totals
+
+
+def _cosines_written_out(similarity: Tensor, masks: Tensor, t: float, weights: tuple[float, float]) -> Tensor:
+    positives, negatives = masks
+    rows = (4 * t * similarity).exp() * negatives
+    n_pair = (similarity.exp() * negatives).sum(1, keepdim=True) / similarity.exp()
+    angular = (rows @ rows.mT) / (2 * (1 + t) * similarity).exp()
+    totals: Tensor = ((weights[0] * n_pair.log1p() + weights[1] * angular.log1p()) * positives).sum(1)
+    return totals
+
+
+class _SumsOfCosines(torch.autograd.Function):
+    """The sums, whose forward pass computes the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, similarity: Tensor, masks: Tensor, t: float, weights: tuple[float, float]) -> Tensor:
+        positives, negatives = masks.unbind()
+        n_pair_weight, angular_weight = weights
+        totals = similarity.new_zeros(len(similarity))
+        gradient = torch.zeros_like(similarity)
+        if n_pair_weight:
+            divisors = similarity.exp()
+            exponentials = divisors * negatives
+            sums = exponentials.sum(1, keepdim=True)
+            value, by_sums = _positive_logarithms(sums, divisors, positives)
+            totals.add_(value, alpha=n_pair_weight)
+            exponentials.mul_(by_sums.sum(1, keepdim=True))
+            gradient.add_(exponentials.addcmul_(by_sums, sums, value=-1), alpha=n_pair_weight)
+        if angular_weight:
+            rows = torch.mul(similarity, 4 * t).exp_().mul_(negatives)
+            sums = rows @ rows.mT
+            value, by_sums = _positive_logarithms(sums, torch.mul(similarity, 2 * (1 + t)).exp_(), positives)
+            totals.add_(value, alpha=angular_weight)
+            products = ((by_sums + by_sums.mT) @ rows).mul_(rows)
+            gradient.add_(products, alpha=4 * t * angular_weight)
+            gradient.addcmul_(by_sums, sums, value=-2 * (1 + t) * angular_weight)
+        ctx.save_for_backward(similarity, masks, gradient)
+        ctx.settings = (t, weights)
+        return totals
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        similarity, masks, gradient = ctx.saved_tensors
+        if torch.is_grad_enabled():  # double backward
+            totals = _cosines_written_out(similarity, masks, *ctx.settings)
+            return (*torch.autograd.grad(totals, similarity, grad, create_graph=True), None, None, None)
+        return gradient * grad[:, None], None, None, None
+
+
+def _positive_logarithms(sums: Tensor, divisors: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's sum over positive pairs of log(1 + sums / divisors), and its derivative by the sums."""
+    value = (sums / divisors).log1p_().mul_(positives).sum(1)
+    return value, positives / divisors.add_(sums)
+
+
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
     """The hinge of Eq. (6), from broadcastable squared sides; alpha in degrees."""
     return torch.relu(squared_ap - 4 * squared_tangent(alpha) * squared_nc)

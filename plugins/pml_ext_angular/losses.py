@@ -19,6 +19,7 @@ from pml_ext.plugin import (
     check_number,
     class_members,
     log_one_plus_exp,
+    per_anchor,
     per_pair,
     per_triplet,
 )
@@ -37,6 +38,7 @@ class _DotProductLoss(PairLoss):
     """
 
     tiles = "classes"
+    float_masks_up_to = 1 << 15
 
     def __init__(self, normalize_embeddings: bool = True, **kwargs: Unpack[PairLossSettings]) -> None:
         check_flag(self, "normalize_embeddings", normalize_embeddings)
@@ -54,6 +56,18 @@ class _DotProductLoss(PairLoss):
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
         return Compilation.ALL_ENTRIES
+
+    def _needs_the_sum_alone(self, pairs: Pairs) -> bool:
+        """Whether the batch is small, and only the sum of its pairs is needed."""
+        small = pairs.masks.is_floating_point() and self.normalize_embeddings
+        return small and not self.collect_stats and self.weighs_equally()
+
+    def _summed(self, pairs: Pairs, t: float, weights: tuple[float, float]) -> Terms:
+        totals = F.sums_of_cosines(pairs.matrix, pairs.masks, t, weights)
+        count = pairs.positives.sum()
+        terms = per_anchor(totals, count)
+        terms["loss"]["count"] = count
+        return terms
 
     def _n_pair_terms(self, pairs: Pairs) -> Tensor:
         return log_one_plus_exp(F.log_sums_of_pairs(pairs.matrix, pairs.negatives, *pairs.listed))
@@ -125,7 +139,7 @@ class _AngularLoss(_DotProductLoss):
                 angles = F.angle_at_negative(squared_ap, squared_nc)
                 mask = pairs.negatives[anchors]
                 total = total + (angles * mask).sum()
-                over = over + ((angles > self.alpha) & mask).sum()
+                over = over + ((angles > self.alpha) * mask).sum()
                 count = count + mask.sum()
         self.record(average_angle=(total, count), over_alpha=(over, count))
 
@@ -167,6 +181,8 @@ class AngularLoss(_AngularLoss):
 
     def equation(self, pairs: Pairs) -> Terms:
         """One value per pair, Eq. (8)."""
+        if self._multiplies() and self._needs_the_sum_alone(pairs):
+            return self._summed(pairs, F.squared_tangent(self.alpha), (0, 1))
         self._record_angles(pairs)
         return per_pair(self._angular_terms(pairs), pairs)
 
@@ -187,6 +203,8 @@ class NPairLoss(_DotProductLoss):
 
     def equation(self, pairs: Pairs) -> Terms:
         """One value per pair, Eq. (10)."""
+        if self._needs_the_sum_alone(pairs):
+            return self._summed(pairs, 0, (1, 0))
         return per_pair(self._n_pair_terms(pairs), pairs)
 
 
@@ -220,6 +238,8 @@ class NPairAngularLoss(_AngularLoss):
 
     def equation(self, pairs: Pairs) -> Terms:
         """One value per pair, Eq. (9)."""
+        if self._multiplies() and self._needs_the_sum_alone(pairs):
+            return self._summed(pairs, F.squared_tangent(self.alpha), (1, self.angular_weight))
         n_pair, angular = self._n_pair_and_angular_terms(pairs)
         self._record_angles(pairs)
         if len(n_pair):

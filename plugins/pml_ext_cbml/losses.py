@@ -28,14 +28,13 @@ from pml_ext.plugin import (
     check_number,
     hard_pair_masks,
     indicators,
-    log_one_plus_hard_sums,
     log_one_plus_sums,
     per_anchor,
     run_eagerly,
     with_log_weights,
 )
 
-from .functional import AVERAGINGS, REDUCTIONS, log_ratio, variance_around_target
+from . import functional as F
 from .statistics import PairStatistics, likelihood_ratio_figures
 
 if TYPE_CHECKING:
@@ -132,6 +131,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
     statistic_names = ("positive_loss", "negative_loss", "variance_loss")
     tiles = "rows"
     graded = True
+    float_masks_up_to = math.inf
     estimates: Tensor
 
     def __init__(
@@ -158,8 +158,8 @@ class CBMLLoss(Float64Buffers, PairLoss):
             check_number(self, name, value, above=0)
         check_number(self, "mvc_weight", mvc_weight, least=0)
         check_number(self, "mvc_gamma", mvc_gamma, least=0, most=1)
-        check_choice(self, "mvc_reduction", mvc_reduction, REDUCTIONS)
-        check_choice(self, "averaging", averaging, AVERAGINGS)
+        check_choice(self, "mvc_reduction", mvc_reduction, F.REDUCTIONS)
+        check_choice(self, "averaging", averaging, F.AVERAGINGS)
         for name, value in (("detach_target", detach_target), ("skip_unmined", skip_unmined), ("mining", mining)):
             check_flag(self, name, value)
         if delta != "ratio":
@@ -297,8 +297,13 @@ class CBMLLoss(Float64Buffers, PairLoss):
         similarity = pairs.matrix
         masks = indicators(pairs.masks, similarity)
         counts = masks.sum(2, dtype=similarity.dtype)  # of positives and of negatives, [2, T]
+        if self._needs_totals_alone(pairs):
+            sums = F.HardSums(*self._slopes_and_centers(), self._log_delta(counts), self.epsilon)
+            variance = F.Variance(self.mvc_weight, self.mvc_gamma, self.mvc_reduction, self.detach_target)
+            return per_anchor(F.losses_of_anchors(similarity, masks, counts, sums, variance))
+
         terms = self._pair_terms(similarity, masks, counts, pairs.weights)
-        variance = variance_around_target(
+        variance_term = F.variance_around_target(
             similarity,
             masks,
             counts,
@@ -306,15 +311,22 @@ class CBMLLoss(Float64Buffers, PairLoss):
             reduction=self.mvc_reduction,
             detach_target=self.detach_target,
         )
-
         counted = counts.all(0)  # anchors with positives and negatives
         if self.skip_unmined:
-            counted = counted & hard_pair_masks(similarity, masks, self.epsilon).any(2).any(0)
+            counted = counted & (hard_pair_masks(similarity, masks, self.epsilon) > 0).any(2).any(0)
         if self.collect_stats:
             positive, negative = terms * counted
-            self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance * counted)
-        total = torch.add(terms.sum(0), variance, alpha=self.mvc_weight)
+            self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance_term * counted)
+        total = torch.add(terms.sum(0), variance_term, alpha=self.mvc_weight)
         return per_anchor(total * counted)  # a product keeps NaN, a mask would hide it
+
+    def _needs_totals_alone(self, pairs: Pairs) -> bool:
+        """Whether Eq. (30) can be computed with its gradient: hard pairs, g = log, and no term is recorded."""
+        mines = self.mining and self.averaging == "log" and self.statistics is None and not self.skip_unmined
+        return mines and pairs.weights is None and not self.collect_stats
+
+    def _slopes_and_centers(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        return (-1 / self.beta_pos, 1 / self.beta_neg), (self.alpha_pos, self.alpha_neg)
 
     def _pair_terms(
         self,
@@ -323,21 +335,17 @@ class CBMLLoss(Float64Buffers, PairLoss):
         counts: Tensor,
         weights: Tensor | None,
     ) -> Tensor:
-        average = AVERAGINGS[self.averaging]
-        log_delta = self._log_delta(counts)
-        centers = (self.alpha_pos, self.alpha_neg)
-        slopes = (-1 / self.beta_pos, 1 / self.beta_neg)
-        if self.mining and self.statistics is None and weights is None:
-            return average(log_one_plus_hard_sums(similarity, masks, slopes, centers, log_delta, self.epsilon))
+        slopes, centers = self._slopes_and_centers()
         if self.mining:
             masks = hard_pair_masks(similarity, masks, self.epsilon)
         if self.statistics is not None:
-            similarity = log_ratio(similarity, *self.statistics)
+            similarity = F.log_ratio(similarity, *self.statistics)
             centers = (0.0, 0.0)
             slopes = (-1.0, 1.0)
         if weights is not None:
             similarity = with_log_weights(similarity, masks[0], weights, slopes[0])
-        return average(log_one_plus_sums(similarity, masks, slopes, centers, log_delta))
+        sums = log_one_plus_sums(similarity, masks, slopes, centers, self._log_delta(counts))
+        return F.AVERAGINGS[self.averaging](sums)
 
     def _log_delta(self, counts: Tensor) -> Tensor | float | None:
         if self.delta == 1:

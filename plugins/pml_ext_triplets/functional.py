@@ -194,7 +194,7 @@ def _sums_of_rows(
         d_an = distances[anchors]
         inside = negatives[anchors]
         if not all_negatives:
-            inside = inside & (d_an < kind.limit(d_ap))
+            inside = inside * (d_an < kind.limit(d_ap))
         d_pn = None if between is None else between[0][rows[0]]
         values = kind.value(d_ap, d_an, d_pn)
         return (values * inside).sum(1), inside.sum(1, dtype=distances.dtype)

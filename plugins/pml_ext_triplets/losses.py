@@ -75,6 +75,7 @@ class BatchAllTripletLoss(PairLoss):
     compares = "distances"
     statistic_names = ("violating",)
     tiles = "classes"
+    float_masks_up_to = 1 << 15
     sums_triplets = True
 
     def __init__(
@@ -121,8 +122,8 @@ class BatchAllTripletLoss(PairLoss):
         if pairs.triplets is not None:
             return self._listed(pairs, *pairs.triplets)
         if self.positives == "local":
-            local = local_positives(pairs.matrix.detach(), pairs.positives, self.percentile)
-            pairs = dataclasses.replace(pairs, masks=torch.stack((local, pairs.negatives)))
+            local = local_positives(pairs.matrix.detach(), pairs.positives > 0, self.percentile)
+            pairs = dataclasses.replace(pairs, masks=torch.stack((local, pairs.negatives > 0)))
         kind = KINDS[self.kind](self.margin)
         all_negatives = self.triplets == "all"
         if isinstance(kind, Soft):

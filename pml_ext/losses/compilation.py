@@ -53,11 +53,12 @@ class CompiledLoss:
         lists_pairs = listed is not None and not isinstance(listed, AllPairsExceptSelf)
         if lists_pairs and (len(listed) == 3 or self.counts_repeats):
             return Compilation.EAGER
-        if self.collect_stats or not self._weighs_equally():
+        if self.collect_stats or not self.weighs_equally():
             return Compilation.EAGER
         return Compilation.ALL_ENTRIES
 
-    def _weighs_equally(self, gradient_device: torch.device | None = None) -> bool:
+    def weighs_equally(self, gradient_device: torch.device | None = None) -> bool:
+        """Whether the reducers weight all values equally; see :func:`has_uniform_weights`."""
         reducers = [reducer_of(self.reducer, name) for name in self._sub_loss_names()]
         return all(has_uniform_weights(reducer, gradient_device) for reducer in reducers)
 

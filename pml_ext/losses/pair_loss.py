@@ -15,7 +15,7 @@ from ..distances import (
     normalized_sides,
     require_distance,
     require_similarity,
-    whole_matrix,
+    sides_and_matrix,
 )
 from ..pairwise import (
     AllPairsExceptSelf,
@@ -38,7 +38,7 @@ from ..relations import Related, Relation, related
 from ..settings import check_keywords, check_tile_size, number_settings, settings_repr
 from .compilation import Compilation, CompiledLoss
 from .joined_terms import JoinedTerms
-from .pairs import Pairs, Terms, reduced
+from .pairs import Pairs, Terms, reduce, reduced
 from .statistics import LossStatistics
 
 _REQUIRED = {"similarities": require_similarity, "distances": require_distance}
@@ -57,19 +57,6 @@ class LossInputs:
     self_column: Tensor | None  # the column of each embedding's own copy, [B]
     related: Related | None  # a relation and its labels, where these are not classes
     has_references: bool  # whether the columns are references
-
-
-@dataclasses.dataclass
-class _Tile:
-    matrix: Tensor  # [T, R]
-    masks: PairsOfRows
-    rows: slice | None  # of the batch; None for all
-    embeddings: Tensor  # [T, D]
-    ref_emb: Tensor  # [R, D]
-    points: Tensor  # the embeddings as the distance takes them
-    columns: Tensor  # the references as the distance takes them
-    whole_classes: bool
-    lists_all: bool = False
 
 
 class PairLossSettings(LossSettings, total=False):
@@ -96,6 +83,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
             reduce.
         counts_repeats: whether the equation uses ``pairs.counts``, so that a pair counts as often as it is listed.
         wants_before_call: whether the next call begins with :meth:`before_call`.
+        float_masks_up_to: entries of a matrix up to which ``pairs.masks`` may be floats, 1 and 0.
         takes_all_pairs: whether ``indices_tuple`` may be an :class:`AllPairsExceptSelf`.
 
     Args:
@@ -115,6 +103,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
     counts_repeats: ClassVar[bool] = False
     takes_all_pairs: ClassVar[bool] = True
     sums_triplets: ClassVar[bool] = False
+    float_masks_up_to: ClassVar[float] = 0
     wants_before_call: bool = False
 
     def __init__(
@@ -194,8 +183,10 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
             if self.collect_stats:
                 self.reset_stats()
             terms = self.compute_loss(embeddings, labels, tuple_or_related, ref_emb, ref_labels)
+            if any("count" in info for info in terms.values()):
+                terms = self._reduced_uniformly(terms)
             self.add_embedding_regularization_to_loss_dict(terms, embeddings)
-            value = self.reducer(terms, embeddings, labels)
+            value = reduce(self.reducer, terms, embeddings, labels)
             return with_bad_input(value, embeddings, ref_emb if has_references else None)
 
     def before_call(
@@ -270,18 +261,19 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
 
     # The pairs of a batch: all of its rows, or a tile of them
 
-    def _pairs(self, inputs: LossInputs, tile: _Tile) -> Pairs:
-        rows = tile.rows
+    def _pairs(
+        self, inputs: LossInputs, of_rows: PairsOfRows, rows: slice | None, matrix: Tensor, **others: Any
+    ) -> Pairs:
         first_row = 0
         if rows is not None:
             first_row = rows.start
-        masks, weights = tile.masks.weighted_masks(tile.matrix, rows)
+        masks, weights = of_rows.weighted_masks(matrix, rows, matrix.numel() <= self.float_masks_up_to)
         triplets = None
         if inputs.indices_tuple is not None:
-            triplets = tile.masks.triplets(rows)
+            triplets = of_rows.triplets(rows)
         counts = None
         if self.counts_repeats:
-            counts = tile.masks.counts(tile.matrix, rows)
+            counts = of_rows.counts(matrix, rows)
         labels = None
         if inputs.labels is not None and not inputs.has_references and inputs.indices_tuple is None:
             if rows is None:
@@ -289,21 +281,16 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
             else:
                 labels = inputs.labels[rows]
         return Pairs(
-            tile.matrix,
+            matrix,
             masks,
             weights,
-            embeddings=tile.embeddings,
-            ref_emb=tile.ref_emb,
-            points=tile.points,
-            columns=tile.columns,
             compare=functools.partial(compare, self.distance),
             has_references=inputs.has_references,
             labels=labels,
             triplets=triplets,
             first=first_row,
-            whole_classes=tile.whole_classes,
             counts=counts,
-            lists_all=tile.lists_all,
+            **others,
         )
 
     def _masks(self, inputs: LossInputs, rows: int | None = None) -> PairsOfRows:
@@ -324,8 +311,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
     def _whole(self, inputs: LossInputs) -> Terms:
         embeddings = inputs.embeddings
         ref_emb = inputs.ref_emb
-        distance = self.distance
-        points, columns = normalized_sides(distance, embeddings, ref_emb)
+        points, columns, matrix = sides_and_matrix(self.distance, embeddings, ref_emb)
         lists_all = False
         if torch.compiler.is_compiling():
             tuple_or_related: Any = inputs.related
@@ -333,10 +319,11 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
                 tuple_or_related = inputs.indices_tuple
             compilation = self._compilation_of_call(embeddings, tuple_or_related, ref_emb)
             lists_all = compilation is Compilation.ALL_ENTRIES
-        tile = _Tile(
-            matrix=whole_matrix(distance, embeddings, ref_emb, points, columns),
-            masks=self._masks(inputs),
-            rows=None,
+        pairs = self._pairs(
+            inputs,
+            self._masks(inputs),
+            None,
+            matrix,
             embeddings=embeddings,
             ref_emb=ref_emb,
             points=points,
@@ -346,11 +333,9 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         )
         if self.collect_stats:
             self._sums = {}
-        terms = self.equation(self._pairs(inputs, tile))
+        terms = self.equation(pairs)
         if self.collect_stats:
             self._set_statistics(self._sums)
-        if lists_all:
-            return self._reduced_uniformly(terms)
         return terms
 
     def _in_tiles(self, inputs: LossInputs, size: int) -> Terms:
@@ -386,17 +371,18 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
             if copies:
                 assert inputs.self_column is not None
                 matrix = matrix.index_copy(1, inputs.self_column, matrices.of(tile_points, copies[0]))
-            tile = _Tile(
-                matrix=matrix,
-                masks=masks,
-                rows=rows,
+            pairs = self._pairs(
+                inputs,
+                masks,
+                rows,
+                matrix,
                 embeddings=tile_embeddings,
                 ref_emb=all_references,
                 points=tile_points,
                 columns=all_columns,
                 whole_classes=by_class,
             )
-            terms = self.equation(self._pairs(inputs, tile))
+            terms = self.equation(pairs)
             return [*joined.flat(terms, rows.start), *self._statistics(matrix)]
 
         results = in_tiles(
@@ -406,7 +392,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
             tiles_of_rows(len(points), size, ends),
             list(self.parameters()),
             values=len(self._sub_loss_names()),
-            at_once=self._weighs_equally(points.device),
+            at_once=self.weighs_equally(points.device),
         )
         matrices.finish()
         if self.collect_stats:

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from ..pairwise import AllPairsExceptSelf as AllPairsExceptSelf, all_entries, places_in, row_numbers
+from ..pml import BaseReducer, reducers
+from ..reducers import SumOverDivisorReducer
 
-Terms = dict[str, dict[str, Any]]  # PML's loss dictionary, with the number of elements as "divisor"
+# PML's loss dictionary, with the number of elements as "divisor". Sums of several values each have the number of these
+# values as "count"; see CompiledLoss.weighs_equally.
+Terms = dict[str, dict[str, Any]]
 Triplets = tuple[Tensor, Tensor, Tensor]
 
 
@@ -109,3 +113,17 @@ def _term(losses: Tensor, indices: Any, kind: str, divisor: Tensor | float | Non
     if divisor is None:
         divisor = len(losses)
     return {"loss": {"losses": losses, "indices": indices, "reduction_type": kind, "divisor": divisor}}
+
+
+def reduce(reducer: BaseReducer, terms: Terms, embeddings: Tensor, labels: Tensor | None) -> Any:
+    """The value of a reducer; the usual ones without PML's checks, which take longer than a small batch's mean."""
+    info = terms.get("loss")
+    usual = type(reducer) in (reducers.MeanReducer, SumOverDivisorReducer) and not reducer.collect_stats
+    if not usual or len(terms) > 1 or info is None or not isinstance(info["losses"], Tensor):
+        return reducer(terms, embeddings, labels)
+    losses = info["losses"]
+    if info["reduction_type"] == "already_reduced":
+        return losses
+    if type(reducer) is reducers.MeanReducer:
+        return losses.mean()
+    return reducer.element_reduction(losses, None, embeddings, labels, info.get("divisor", 1))

@@ -148,6 +148,7 @@ class TiledMultiSimilarityLoss(_TiledLoss):
     """
 
     graded = True
+    float_masks_up_to = 1 << 15
 
     def __init__(
         self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, **kwargs: Unpack[PairLossSettings]
@@ -168,8 +169,8 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         sign = 1 if self.distance.is_inverted else -1
         slopes = (-sign * alpha, sign * beta)
         matrix = with_log_weights(pairs.matrix, pairs.positives, pairs.weights, slopes[0])
-        positive, negative = log_one_plus_sums(matrix, pairs.masks, slopes, (self.base, self.base))
-        return per_anchor(positive / alpha + negative / beta)
+        weights = (1 / alpha, 1 / beta)
+        return per_anchor(log_one_plus_sums(matrix, pairs.masks, slopes, (self.base, self.base), weights=weights))
 
 
 class TiledNTXentLoss(_TiledLoss):

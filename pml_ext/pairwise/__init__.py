@@ -10,6 +10,7 @@ from .batch import (
     check_batch as check_batch,
     check_indices_tuple as check_indices_tuple,
     check_references as check_references,
+    constant as constant,
     labels_as_tensor as labels_as_tensor,
     labels_to_int64 as labels_to_int64,
     normalizes as normalizes,
@@ -32,6 +33,7 @@ from .masks import (
     hard_pair_masks as hard_pair_masks,
     indicators as indicators,
     pair_masks as pair_masks,
+    pairs_and_limits as pairs_and_limits,
     places_in as places_in,
     prefers_floats as prefers_floats,
     weights_of_shares as weights_of_shares,
@@ -42,7 +44,6 @@ from .masks import (
 from .reductions import (
     exp_bounded as exp_bounded,
     log_one_plus_exp as log_one_plus_exp,
-    log_one_plus_hard_sums as log_one_plus_hard_sums,
     log_one_plus_sums as log_one_plus_sums,
     log_sum_exp as log_sum_exp,
     masked_max as masked_max,
@@ -57,6 +58,7 @@ from .similarity import (
     euclidean_distances as euclidean_distances,
     gram as gram,
     normalize as normalize,
+    normalized_matrix as normalized_matrix,
 )
 from .tiles import (
     Sharing as Sharing,

@@ -25,7 +25,12 @@ def indicators(masks: Tensor, like: Tensor) -> Tensor:
 
 def prefers_floats(values: Tensor) -> bool:
     """Whether masks of a matrix are faster as floats."""
-    return values.numel() > _SMALL and values.device.type in _FLOATS_ON and not torch.compiler.is_compiling()
+    return values.numel() > _SMALL and on_floats(values)
+
+
+def on_floats(values: Tensor) -> bool:
+    """Whether the device's arithmetic of floats is faster than that of masks."""
+    return values.device.type in _FLOATS_ON and not torch.compiler.is_compiling()
 
 
 def fill_outside(values: Tensor, mask: Tensor, number: float | tuple[float, ...]) -> Tensor:
@@ -123,10 +128,21 @@ def pair_masks(
     return masks
 
 
+def _masks_of_classes(matrix: Tensor, labels: Tensor) -> Tensor:
+    """The masks of :func:`pair_masks` as floats; a CPU compares floats faster than labels."""
+    numbers = torch.searchsorted(labels.sort().values, labels).to(matrix.dtype)  # one per class
+    rows = numbers.unsqueeze(1)
+    masks = torch.empty(2, *matrix.shape, dtype=matrix.dtype, device=matrix.device)
+    positives, negatives = masks.unbind()
+    torch.eq(rows, numbers, out=positives).fill_diagonal_(0)
+    torch.ne(rows, numbers, out=negatives)
+    return masks
+
+
 def places_in(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of every True of a mask ``[B, R]``, in row-major order."""
     if prefers_floats(mask) and not transformed():  # NumPy is four times as fast for 128 x 128
-        rows, columns = map(torch.from_numpy, np.divmod(np.flatnonzero(mask.numpy()), mask.shape[1]))
+        rows, columns = map(torch.from_numpy, np.divmod(np.flatnonzero(mask.numpy() != 0), mask.shape[1]))
     else:
         rows, columns = torch.where(mask)
     return rows, columns
@@ -200,14 +216,22 @@ class PairsOfRows:
         masks, _ = self.weighted_masks(matrix, rows)
         return masks
 
-    def weighted_masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor | None]:
-        """The masks, and the weights ``[T, R]`` of a graded relation or None."""
+    def weighted_masks(
+        self, matrix: Tensor, rows: slice | None = None, as_floats: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The masks, and the weights ``[T, R]`` of a graded relation or None.
+
+        ``as_floats``: masks of a whole batch by its labels may be :func:`indicators`.
+        """
         first = 0 if rows is None else rows.start
         if self._relation is not None:
             return self._related_masks(self._relation, matrix, rows, first)
         if self._lists is not None:
             return self._listed_masks(matrix, rows, first), None
         labels = self._labels
+        as_floats = as_floats and rows is None and not self._has_references
+        if as_floats and labels is not None and on_floats(matrix):
+            return _masks_of_classes(matrix, labels), None
         if labels is not None and rows is not None:
             labels = labels[rows]
         masks = pair_masks(matrix, labels, None, self._ref_labels, has_references=self._has_references, first=first)

@@ -9,9 +9,7 @@ from torch import Tensor
 from .batch import apply_or_plain, constant
 from .masks import (
     fill_outside,
-    hard_pair_masks,
     indicators,
-    pairs_and_limits,
     prefers_floats,
     weights_of_shares,
     without_tiny,
@@ -58,7 +56,7 @@ def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: flo
 
     An empty row gets a very low number without gradient.
     """
-    arguments = (matrix, mask[None], (slope,), (center,), None, False)
+    arguments = (matrix, mask[None], (slope,), (center,), None, False, None)
     log_sums: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
     return log_sums.squeeze(0)
 
@@ -69,6 +67,7 @@ def log_one_plus_sums(
     slopes: tuple[float, ...],
     centers: tuple[float, ...],
     log_factors: Tensor | float | None = None,
+    weights: tuple[float, ...] | None = None,
 ) -> Tensor:
     r"""The logarithm of 1 + a sum of exponentials, for each row and S sums, ``[S, B]``.
 
@@ -82,26 +81,10 @@ def log_one_plus_sums(
         slopes: :math:`k` of each sum, not 0.
         centers: :math:`c` of each sum.
         log_factors: :math:`\log f`, a number or ``[S, B]``, without gradient; None for factors of 1.
+        weights: of each sum; the result is then the weighted total, ``[B]``.
     """
-    arguments = (matrix, masks, slopes, centers, log_factors, True)
+    arguments = (matrix, masks, slopes, centers, log_factors, True, weights)
     terms: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
-    return terms
-
-
-def log_one_plus_hard_sums(
-    similarity: Tensor,
-    masks: Tensor,
-    slopes: tuple[float, float],
-    centers: tuple[float, float],
-    log_factors: Tensor | float | None,
-    epsilon: float,
-) -> Tensor:
-    """:func:`log_one_plus_sums` over the pairs of :func:`hard_pair_masks`, ``[2, B]``.
-
-    Masks have all positive and all negative pairs; the first slope is below 0 and the second above.
-    """
-    arguments = (similarity, masks, slopes, centers, log_factors, epsilon)
-    terms: Tensor = apply_or_plain(_HardLogSums, _hard_written_out, *arguments)
     return terms
 
 
@@ -143,6 +126,7 @@ def _written_out(
     centers: tuple[float, ...],
     log_factors: Tensor | float | None,
     adds_one: bool,
+    weights: tuple[float, ...] | None,
 ) -> Tensor:
     """The sums by plain operations; without the one unless ``adds_one``."""
     log_sums = _exponents(matrix, masks, slopes, centers).logsumexp(2)
@@ -150,8 +134,14 @@ def _written_out(
     if log_factors is not None:
         log_sums = log_sums + log_factors
     if adds_one:
-        return log_one_plus_exp(log_sums)
+        return _weighted(log_one_plus_exp(log_sums), weights)
     return log_sums
+
+
+def _weighted(terms: Tensor, weights: tuple[float, ...] | None) -> Tensor:
+    if weights is None:
+        return terms
+    return (terms * constant(weights, terms).squeeze(2)).sum(0)
 
 
 class _LogSums(torch.autograd.Function):
@@ -166,6 +156,7 @@ class _LogSums(torch.autograd.Function):
         centers: tuple[float, ...],
         log_factors: Tensor | float | None,
         adds_one: bool,
+        weights: tuple[float, ...] | None,
     ) -> Tensor:
         if prefers_floats(matrix):  # in fewer passes, centers are left to the sums
             lowest = _lowest(matrix)
@@ -183,74 +174,33 @@ class _LogSums(torch.autograd.Function):
         if log_factors is not None:
             log_sums = log_sums + log_factors
         ctx.save_for_backward(matrix, log_sums, without_tiny(shares))
-        ctx.settings = (slopes, centers, log_factors, adds_one)
+        ctx.settings = (slopes, centers, log_factors, adds_one, weights)
         if adds_one:
-            return log_one_plus_exp(log_sums)
+            return _weighted(log_one_plus_exp(log_sums), weights)
         return log_sums
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         matrix, log_sums, shares = ctx.saved_tensors
-        slopes, _, _, adds_one = ctx.settings
-        none = (None,) * 5
+        slopes, _, _, adds_one, weights = ctx.settings
+        none = (None,) * 6
         if torch.is_grad_enabled():  # double backward, where there are shares; a row without entries has equal ones
             masks = (shares > 0) & (log_sums > _EMPTY)[:, :, None]
             results = _written_out(matrix, masks, *ctx.settings)
             return (*torch.autograd.grad(results, matrix, grad, create_graph=True), *none)
         if adds_one:
+            grad = grad.expand_as(log_sums)
             columns = torch.ops.aten.softplus_backward(grad, log_sums, 1, _LARGE)  # 0 in a row without entries
         else:  # the logarithm of a number of columns, added to the lowest number, leaves it unchanged
             columns = zero_at_most(grad, log_sums, _lowest(matrix))
+        if weights is not None:
+            slopes = tuple([slope * weight for slope, weight in zip(slopes, weights, strict=True)])
         first_share, *other_shares = shares.unbind()
         first_column, *other_columns = weights_of_shares(columns, shares)[:, :, None].unbind()
         gradient = first_share * (slopes[0] * first_column)
         for share, column, slope in zip(other_shares, other_columns, slopes[1:], strict=True):
             gradient.addcmul_(share, column, value=slope)
         return (gradient, *none)
-
-
-def _hard_written_out(
-    similarity: Tensor,
-    masks: Tensor,
-    slopes: tuple[float, float],
-    centers: tuple[float, float],
-    log_factors: Tensor | float | None,
-    epsilon: float,
-) -> Tensor:
-    hard = hard_pair_masks(similarity, masks, epsilon)
-    return _written_out(similarity, hard, slopes, centers, log_factors, adds_one=True)
-
-
-class _HardLogSums(_LogSums):
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        similarity: Tensor,
-        masks: Tensor,
-        slopes: tuple[float, float],
-        centers: tuple[float, float],
-        log_factors: Tensor | float | None,
-        epsilon: float,
-    ) -> Tensor:
-        steepness = (-slopes[0], slopes[1])
-        lowest = _lowest(similarity) / max(1, *steepness)
-        violations, limits = pairs_and_limits(similarity, masks, epsilon, far=-lowest / 4)
-        positives, negatives = violations.unbind()
-        limit_of_positives, limit_of_negatives = limits.unbind()
-        torch.sub(limit_of_positives, positives, out=positives)
-        negatives.sub_(limit_of_negatives)
-        torch.threshold_(violations, 0, lowest)  # easy pairs do not exceed the limit
-        exponents = violations.mul_(constant(steepness, similarity))
-        shares = torch.softmax(exponents, 2)
-        # Exponents begin at the limits, not at the centers.
-        offsets = torch.addcmul(constant(_offsets(slopes, centers), similarity), limits, constant(slopes, similarity))
-        log_sums = exponents.amax(2) - shares.amax(2).log()
-        log_sums += offsets.squeeze(2)
-        if log_factors is not None:
-            log_sums = log_sums + log_factors
-        ctx.save_for_backward(similarity, log_sums, without_tiny(shares))
-        ctx.settings = (slopes, centers, log_factors, True)
-        return log_one_plus_exp(log_sums)
 
 
 def exp_bounded(x: Tensor) -> Tensor:

@@ -54,10 +54,15 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled():  # double backward: recompute from the input
             norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
             rows = x / norm.clamp(min=_EPS)
-        along = (grad * rows).sum(1, keepdim=True)
-        along = zero_at_most(along, norm, _EPS)  # shorter rows are divided by a constant
-        length = torch.threshold(norm, 0, torch.inf)  # a row of zeros gets gradient zero
-        return torch.addcmul(grad, rows, along, value=-1) / length.clamp(min=_LEAST)
+        return _before_normalizing(grad, rows, norm)
+
+
+def _before_normalizing(grad: Tensor, rows: Tensor, norm: Tensor) -> Tensor:
+    """The gradient by rows of a length, from the gradient by normalized rows."""
+    along = (grad * rows).sum(1, keepdim=True)
+    along = zero_at_most(along, norm, _EPS)  # shorter rows are divided by a constant
+    length = torch.threshold(norm, 0, torch.inf)  # a row of zeros gets gradient zero
+    return torch.addcmul(grad, rows, along, value=-1) / length.clamp(min=_LEAST)
 
 
 def gram(x: Tensor) -> Tensor:
@@ -212,3 +217,54 @@ class _EuclideanDistances(torch.autograd.Function):
             gradient(references, weights.T, x) if wanted_references else None,
             None,
         )
+
+
+def normalized_matrix(x: Tensor, euclidean: bool) -> tuple[Tensor, Tensor]:
+    """Normalized rows, ``[B, D]``, and their cosines or Euclidean distances, ``[B, B]``.
+
+    Equals :func:`normalize`, then :func:`gram` or :func:`euclidean_distances`, with one backward pass for both.
+    """
+    results: tuple[Tensor, Tensor] = apply_or_plain(_NormalizedMatrix, _matrix_written_out, x, euclidean)
+    return results
+
+
+def _matrix_written_out(x: Tensor, euclidean: bool) -> tuple[Tensor, Tensor]:
+    rows = normalize(x)
+    if euclidean:
+        return rows, euclidean_distances(rows)
+    return rows, gram(rows)
+
+
+class _NormalizedMatrix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, euclidean: bool) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        rows = x / norm.clamp(min=_EPS)
+        if euclidean:
+            matrix = _squared_distances(rows, rows, normalized=True).sqrt_()
+        else:
+            matrix = rows @ rows.T
+        ctx.save_for_backward(x, norm, rows, matrix)
+        ctx.euclidean = euclidean
+        ctx.set_materialize_grads(False)
+        return rows, matrix
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, by_rows: Tensor | None, by_matrix: Tensor | None
+    ) -> tuple[Tensor | None, None]:
+        if by_matrix is None and by_rows is None:
+            return None, None
+        x, norm, rows, matrix = ctx.saved_tensors
+        if torch.is_grad_enabled():  # double backward
+            weighted = zip(_matrix_written_out(x, ctx.euclidean), (by_rows, by_matrix), strict=True)
+            results, grads = zip(*[pair for pair in weighted if pair[1] is not None], strict=True)
+            return (*torch.autograd.grad(results, x, grads, create_graph=True), None)
+        if by_matrix is not None:
+            sign = 1
+            if ctx.euclidean:
+                by_matrix = zero_at_most(by_matrix / matrix, matrix, 0)
+                sign = -1
+            product = torch.addmm(rows, _plus_transposed(by_matrix), rows, beta=0, alpha=sign)  # rows are not added
+            by_rows = product if by_rows is None else by_rows + product
+        return _before_normalizing(by_rows, rows, norm), None  # type: ignore[arg-type]

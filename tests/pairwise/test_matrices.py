@@ -34,6 +34,26 @@ def test_normalize_has_the_gradient_of_torchs():
     assert gradgradcheck(pairwise.normalize, z / z.detach().norm(dim=1, keepdim=True))
 
 
+@pytest.mark.parametrize("euclidean", [False, True])
+@pytest.mark.parametrize("used", ["rows", "matrix", "both"])
+def test_rows_and_matrix_have_one_gradient(euclidean, used):
+    x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[3] = 0
+    x[4] = 2 * x[5]  # equal once they are normalized
+    x.requires_grad_()
+    rows = pairwise.normalize(x)
+    separate = rows, pairwise.euclidean_distances(rows) if euclidean else pairwise.gram(rows)
+    values = []
+    for rows, matrix in (pairwise.normalized_matrix(x, euclidean), separate):
+        chosen = {"rows": [rows], "matrix": [matrix], "both": [rows, matrix]}[used]
+        values.append(sum((each.cos() * torch.arange(each.shape[1])).sum() for each in chosen))
+    torch.testing.assert_close(*values, rtol=1e-14, atol=0)
+    slopes = [torch.autograd.grad(each, x, create_graph=True)[0] for each in values]
+    torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-12)
+    curvatures = [torch.autograd.grad(each.square().sum(), x)[0] for each in slopes]
+    torch.testing.assert_close(*curvatures, rtol=1e-9, atol=1e-9)
+
+
 def test_shorter_rows_have_a_bounded_gradient():
     x = torch.tensor([[3e-9, 4e-9], [3e-14, 4e-14], [0.0, 0.0]], dtype=torch.float64)
     weights = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -134,7 +154,7 @@ def test_anchors_outside_of_the_batch_are_refused(anchor):
 @pytest.mark.parametrize("shape", [(3, 5), (256, 128), (330, 104), (400, 91)])  # the second and third by words
 def test_places_in_a_mask_are_those_of_torch(shape):
     masks = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)) < torch.tensor([0.02, 0.5])[:, None, None]
-    for mask in masks:
+    for mask in (*masks, *masks.float()):
         for found, expected in zip(pairwise.places_in(mask), torch.where(mask), strict=True):
             assert torch.equal(found, expected)
 
@@ -319,35 +339,6 @@ def pairs_of(size, dtype=torch.float64):
     masks[1, 1] = False
     masks[:, 2] = False
     return matrix, masks
-
-
-@pytest.mark.parametrize("size", [12, 80])  # masks as booleans and as floats
-@pytest.mark.parametrize("log_factors", [None, -0.5])
-@pytest.mark.parametrize("epsilon", [0.1, 0.0, -0.2])
-def test_sums_of_hard_pairs_need_no_masks(size, log_factors, epsilon):
-    matrix, masks = pairs_of(size)
-    matrix.requires_grad_()
-    masks = pairwise.indicators(masks, matrix)
-    arguments = ((-2.0, 100.0), (0.5, 1.0), log_factors)
-    expected = pairwise.log_one_plus_sums(matrix, pairwise.hard_pair_masks(matrix, masks, epsilon), *arguments)
-    found = pairwise.log_one_plus_hard_sums(matrix, masks, *arguments, epsilon)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    assert found[:, :3].count_nonzero() == 0
-    slopes = [torch.autograd.grad(each.sum(), matrix, create_graph=True)[0] for each in (found, expected)]
-    torch.testing.assert_close(*slopes, rtol=1e-11, atol=1e-14)
-    curvatures = [torch.autograd.grad(each.square().sum(), matrix)[0] for each in slopes]
-    torch.testing.assert_close(*curvatures, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", [12, 80])
-def test_sums_of_hard_pairs_show_a_nan(size):
-    matrix, masks = pairs_of(size, torch.float32)
-    matrix[5, masks[1, 5].nonzero()[0]] = torch.nan
-    terms = pairwise.log_one_plus_hard_sums(
-        matrix, pairwise.indicators(masks, matrix), (-2.0, 100.0), (0.5, 1.0), None, 0.1
-    )
-    assert terms[:, 5].isnan().all()
-    assert terms[:, 6:].isfinite().all()
 
 
 @pytest.mark.parametrize("size", [12, 400])  # booleans, and a product of matrices

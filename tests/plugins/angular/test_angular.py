@@ -187,3 +187,18 @@ def test_pairs_without_negatives_have_no_gradient(sums, dtype):
     (gradient,) = torch.autograd.grad(loss, similarity, create_graph=True)
     assert gradient.tolist() == torch.zeros(6, 6).tolist()
     assert not torch.autograd.grad(gradient.square().sum() + gradient.sum(), similarity)[0].any()
+
+
+@pytest.mark.parametrize("loss", [NPairLoss(), AngularLoss(alpha=36), NPairAngularLoss(alpha=36, angular_weight=0.7)])
+@pytest.mark.parametrize("labels", [LABELS, LABELS.clamp(max=1)], ids=["five", "two"])
+def test_a_sum_of_cosines_equals_its_pairs(loss, labels):
+    x = points()
+    found = loss(x, labels)
+    loss.collect_stats = True  # which needs the pairs
+    expected = loss(x, labels)
+    loss.collect_stats = False
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
+    slopes = [torch.autograd.grad(each, x, create_graph=True)[0] for each in (found, expected)]
+    torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-14)
+    curvatures = [torch.autograd.grad(each.square().sum(), x)[0] for each in slopes]
+    torch.testing.assert_close(*curvatures, rtol=1e-10, atol=1e-13)

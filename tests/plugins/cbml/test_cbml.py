@@ -12,6 +12,7 @@ from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimila
 
 from pml_ext import CBMLLoss, HardPairMiner, MetricVarianceRegularizer, PDDMDistance, SoftmaxLoss, load_run
 from pml_ext.errors import ConfigError, TrainingWarning
+from pml_ext.pairwise import indicators
 from pml_ext.testing import check_component
 from pml_ext_cbml import functional
 from pml_ext_cbml.statistics import PairStatistics, likelihood_ratio_figure
@@ -363,3 +364,47 @@ def test_statistics_in_tiles_are_equal(monkeypatch):
     whole = PairStatistics.of(X, LABELS)
     monkeypatch.setattr("pml_ext_cbml.statistics.rows_per_tile", lambda *_: 3)
     assert dataclasses.astuple(PairStatistics.of(X, LABELS)) == pytest.approx(dataclasses.astuple(whole), rel=1e-12)
+
+
+def mined_pairs(size, dtype=torch.float64):
+    """Similarities with ties, masks with anchors that lack positives, negatives or both, and their counts."""
+    draw = torch.Generator().manual_seed(size)
+    similarity = (torch.rand(size, size, generator=draw, dtype=dtype) * 40).round() / 20 - 1
+    masks = torch.rand(2, size, size, generator=draw) < torch.tensor([0.1, 0.8]).view(2, 1, 1)
+    masks[0, 0] = False
+    masks[1, 1] = False
+    masks[:, 2] = False
+    masks = indicators(masks, similarity)
+    return similarity, masks, masks.sum(2, dtype=dtype)
+
+
+@pytest.mark.parametrize("size", [12, 80])  # masks as booleans and as floats
+@pytest.mark.parametrize("epsilon", [0.1, 0.0, -0.2])
+@pytest.mark.parametrize(
+    ("log_factors", "variance"),
+    [(None, (1.0, 0.2, "mean", False)), (-0.5, (0.3, 0.7, "sum", True)), (None, (0.0, 0.2, "mean", False))],
+)
+def test_losses_computed_with_their_gradient(size, epsilon, log_factors, variance):
+    similarity, masks, counts = mined_pairs(size)
+    similarity.requires_grad_()
+    sums = functional.HardSums((-2.0, 100.0), (0.5, 1.0), log_factors, epsilon)
+    arguments = (similarity, masks, counts, sums, functional.Variance(*variance))
+    found = functional.losses_of_anchors(*arguments)
+    expected = functional._losses_written_out(*arguments)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert found[:3].count_nonzero() == 0
+    weights = torch.linspace(-1, 2, size, dtype=torch.float64)
+    slopes = [torch.autograd.grad(each @ weights, similarity, create_graph=True)[0] for each in (found, expected)]
+    torch.testing.assert_close(*slopes, rtol=1e-11, atol=1e-14)
+    curvatures = [torch.autograd.grad(each.square().sum(), similarity)[0] for each in slopes]
+    torch.testing.assert_close(*curvatures, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [12, 80])
+def test_a_nan_is_seen_in_its_row_alone(size):
+    similarity, masks, counts = mined_pairs(size, torch.float32)
+    similarity[5, masks[1, 5].nonzero()[0]] = torch.nan
+    sums = functional.HardSums((-2.0, 100.0), (0.5, 1.0), None, 0.1)
+    losses = functional.losses_of_anchors(similarity, masks, counts, sums, functional.Variance(1, 0.2, "mean", False))
+    assert losses[5].isnan()
+    assert losses[6:].isfinite().all()
