@@ -239,8 +239,8 @@ def sums_of_cosines(similarity: Tensor, masks: Tensor, t: float, weights: tuple[
     .. math:: \sum_{p \in P_a} \sum_k w_k \log(1 + r_{ap}), \qquad r_{ap} = S_{ap} / F_{ap}
 
     with :math:`S = \sum_n e^{s_{an}}, F = e^{s_{ap}}` for Eq. (10), and :math:`S = (E E^T)_{ap},
-    F = e^{2 (1 + t) s_{ap}}` for Eq. (8), as in :func:`log_sums_of_products`. It needs cosines, :math:`4 t` up to
-    :data:`PRODUCT_SLOPE`, and masks of 1 and 0, ``[2, B, B]``.
+    F = e^{2 (1 + t) s_{ap}}` for Eq. (8), as in :func:`log_sums_of_products`; ``weights`` are in this order. It needs
+    cosines, :math:`4 t` up to :data:`PRODUCT_SLOPE`, and masks of 1 and 0, ``[2, B, B]``.
     """
     totals: Tensor = apply_or_plain(_SumsOfCosines, _cosines_written_out, similarity, masks, t, weights)
     return totals
@@ -256,7 +256,7 @@ def _cosines_written_out(similarity: Tensor, masks: Tensor, t: float, weights: t
 
 
 class _SumsOfCosines(torch.autograd.Function):
-    """The sums, whose forward pass computes the gradient."""
+    """The forward pass also computes the gradient."""
 
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, masks: Tensor, t: float, weights: tuple[float, float]) -> Tensor:

@@ -186,7 +186,7 @@ class Variance(NamedTuple):
 
 
 def losses_of_anchors(similarity: Tensor, masks: Tensor, counts: Tensor, sums: HardSums, variance: Variance) -> Tensor:
-    """Eq. (30) with g = log and hard pairs, ``[B]``, whose gradient is computed at once.
+    """Eq. (30) with g = log and hard pairs, ``[B]``, computed together with its gradient.
 
     An anchor without positives or without negatives gets 0.
     """
@@ -217,7 +217,7 @@ class _LossesOfAnchors(torch.autograd.Function):
         )
         losses = log_one_plus_exp(log_sums).sum(0).add_(variances, alpha=variance.weight).mul_(counted)
         first_share, other_share = shares.unbind()
-        by_sums = weights_of_shares(log_sums.sigmoid() * counted, shares)[:, :, None]
+        by_sums = weights_of_shares(log_sums.sigmoid(), shares)[:, :, None]
         first, other = (by_sums * constant(sums.slopes, similarity)).unbind()
         gradient = first_share * first
         gradient.addcmul_(other_share, other).addcmul_(slopes, (weights * counted)[:, None], value=variance.weight)

@@ -215,7 +215,8 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
     ) -> Terms:
         """PML's loss dictionary.
 
-        ``indices_tuple`` may also be a :class:`Related` or an :class:`AllPairsExceptSelf`.
+        ``indices_tuple`` may also be a :class:`Related` or an :class:`AllPairsExceptSelf`. If a term has a ``"count"``,
+        its values are sums of so many pairs; :meth:`forward` divides by it where the reducer is a mean.
         """
         num_rows = embeddings.shape[0]
         num_columns = ref_emb.shape[0]

@@ -116,7 +116,7 @@ def _term(losses: Tensor, indices: Any, kind: str, divisor: Tensor | float | Non
 
 
 def reduce(reducer: BaseReducer, terms: Terms, embeddings: Tensor, labels: Tensor | None) -> Any:
-    """The value of a reducer; the usual ones without PML's checks, which take longer than a small batch's mean."""
+    """Apply a reducer; the usual ones skip PML's checks, which take longer than the mean of a small batch."""
     info = terms.get("loss")
     usual = type(reducer) in (reducers.MeanReducer, SumOverDivisorReducer) and not reducer.collect_stats
     if not usual or len(terms) > 1 or info is None or not isinstance(info["losses"], Tensor):

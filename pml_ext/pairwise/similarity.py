@@ -58,7 +58,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _before_normalizing(grad: Tensor, rows: Tensor, norm: Tensor) -> Tensor:
-    """The gradient by rows of a length, from the gradient by normalized rows."""
+    """Convert the gradient of normalized rows into the gradient of the rows."""
     along = (grad * rows).sum(1, keepdim=True)
     along = zero_at_most(along, norm, _EPS)  # shorter rows are divided by a constant
     length = torch.threshold(norm, 0, torch.inf)  # a row of zeros gets gradient zero

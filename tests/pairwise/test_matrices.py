@@ -48,7 +48,9 @@ def test_rows_and_matrix_have_one_gradient(euclidean, used):
         chosen = {"rows": [rows], "matrix": [matrix], "both": [rows, matrix]}[used]
         values.append(sum((each.cos() * torch.arange(each.shape[1])).sum() for each in chosen))
     torch.testing.assert_close(*values, rtol=1e-14, atol=0)
+    (gradient,) = torch.autograd.grad(values[0], x, retain_graph=True)  # by the one backward pass
     slopes = [torch.autograd.grad(each, x, create_graph=True)[0] for each in values]
+    torch.testing.assert_close(gradient, slopes[1], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-12)
     curvatures = [torch.autograd.grad(each.square().sum(), x)[0] for each in slopes]
     torch.testing.assert_close(*curvatures, rtol=1e-9, atol=1e-9)

@@ -198,7 +198,9 @@ def test_a_sum_of_cosines_equals_its_pairs(loss, labels):
     expected = loss(x, labels)
     loss.collect_stats = False
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
+    (gradient,) = torch.autograd.grad(found, x, retain_graph=True)  # as it was computed
     slopes = [torch.autograd.grad(each, x, create_graph=True)[0] for each in (found, expected)]
+    torch.testing.assert_close(gradient, slopes[1], rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-14)
     curvatures = [torch.autograd.grad(each.square().sum(), x)[0] for each in slopes]
     torch.testing.assert_close(*curvatures, rtol=1e-10, atol=1e-13)

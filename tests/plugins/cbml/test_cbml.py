@@ -394,7 +394,9 @@ def test_losses_computed_with_their_gradient(size, epsilon, log_factors, varianc
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     assert found[:3].count_nonzero() == 0
     weights = torch.linspace(-1, 2, size, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(found @ weights, similarity, retain_graph=True)  # as it was computed
     slopes = [torch.autograd.grad(each @ weights, similarity, create_graph=True)[0] for each in (found, expected)]
+    torch.testing.assert_close(gradient, slopes[1], rtol=1e-11, atol=1e-14)
     torch.testing.assert_close(*slopes, rtol=1e-11, atol=1e-14)
     curvatures = [torch.autograd.grad(each.square().sum(), similarity)[0] for each in slopes]
     torch.testing.assert_close(*curvatures, rtol=1e-10, atol=1e-12)
