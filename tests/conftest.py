@@ -46,7 +46,7 @@ PLUGIN_WITH_A_LOSS = """
 """
 
 
-# Whole runs, kills, several processes, new environments, timings, all conformance checks: not in `.ci/run fast`.
+# Whole runs, kills, several processes, timings, all conformance checks: not in `.ci/run fast`.
 SLOW = {
     "integration",
     "distributed",
@@ -64,12 +64,26 @@ SLOW = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what takes long, by where it stands."""
+PASSED = Path(os.environ.get("PASSED_TESTS", os.devnull))  # by which .ci/run tests all but once
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what takes long, by where it stands; leave out what has passed in another environment."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(here) and SLOW & {*item.path.relative_to(here).parts}:
+        slow = item.path.is_relative_to(here) and SLOW & {*item.path.relative_to(here).parts}
+        if slow and not item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.slow)
+    passed = set(PASSED.read_text().splitlines()) if PASSED.exists() else set()
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+    items[:] = [item for item in items if item.nodeid not in passed]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Add to the list of what has passed."""
+    with PASSED.open("a") as file:
+        reports = terminalreporter.stats.get("passed", [])
+        file.writelines(f"{report.nodeid}\n" for report in reports if report.when == "call")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -131,6 +131,7 @@ def do(line, place, images, **settings):
     return kills.in_a_fork(work, **settings)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("before", "line", "again"), [([], FIT, ["--resume"]), ([FIT, INDEX], QUERY, [])], ids=["fit", "query -o"]
 )

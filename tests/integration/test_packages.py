@@ -17,7 +17,7 @@ import pytest
 from ..digit_files import write_digits
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.packaging
+pytestmark = pytest.mark.nightly
 SHORTER = {
     "pml-ext train": " --set schedule.epochs=2 --set schedule.milestones=[1] --set sampler.iterations=3",
     "pml-ext bench": " --shapes 64x16x4 --repeats 2",

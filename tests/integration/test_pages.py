@@ -94,6 +94,7 @@ def portraits(tmp_path, monkeypatch):
         portrait(tmp_path / path, label, generator)
 
 
+@pytest.mark.nightly
 @needs_lite
 @pytest.mark.timeout(900)
 def test_every_command_of_the_first_page_runs(folder, pml_ext_command):
@@ -122,6 +123,7 @@ def test_every_command_of_the_first_page_runs(folder, pml_ext_command):
         assert len(set(alts)) == len(alts) == 1 + (float(recall) < 100)
 
 
+@pytest.mark.nightly
 @needs_lite
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("portraits")
@@ -129,6 +131,7 @@ def test_every_command_of_individuals_runs(pml_ext_command):
     assert len(run_page("individuals", pml_ext_command, smaller)[0]) == 10
 
 
+@pytest.mark.nightly
 @needs_lite
 @pytest.mark.timeout(900)
 def test_every_command_of_search_runs(folder, pml_ext_command):
@@ -167,7 +170,7 @@ SHORT = {
 FIRST = re.compile(r"pml-ext (train cbml/digits --out|show mine.toml|train mine.toml|compare cbml/digits|bench) ?")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "count"), [("recipes", 3), ("compare", 1), ("scale", 2)])
 def test_commands_print_what_pages_show(name, count, pml_ext_command, tmp_path, monkeypatch):
@@ -228,7 +231,7 @@ def printed(name, folder):
     return [(ast.literal_eval(metrics), float(weights)) for metrics, weights in found]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(0)  # two processes on a busy machine take as long as they take
 @pytest.mark.parametrize("name", NEEDS)
 def test_two_processes_train_as_one(name, tmp_path):

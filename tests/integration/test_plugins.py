@@ -70,6 +70,7 @@ def test_a_careless_package_is_named(install_plugin, pml_ext_command, source, te
     assert len([line for line in told.splitlines() if " broken " in line]) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["missing-module", "none", "quits", "gone-command", "summary"])
 def test_commands_survive_a_careless_package(install_plugin, pml_ext_command, name):
     source, _ = CARELESS[name]
@@ -317,6 +318,7 @@ def test_the_command_says_what_to_install():
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("tool", TOOLS)
 def test_tools_work_without_any_other(tool):
     done = run(LISTING, tool)

@@ -89,6 +89,7 @@ def two(tmp_path_factory, recipe):
     return out, json.loads(done.stdout)  # written once
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("without_report")
 def test_two_processes_train_like_one(tmp_path, two, recipe):
     results = train(str(recipe), out=tmp_path / "one", overrides=typed(QUICK), device="cpu")
@@ -113,6 +114,7 @@ def test_two_processes_train_like_one(tmp_path, two, recipe):
             assert states[0]["loss"]["filled"] == 200
 
 
+@pytest.mark.nightly
 def test_two_processes_write_the_same_index(two, tmp_path):
     images = write_digits(tmp_path / "images", 60, classes=7)
     trained = two[0] / "memory"
@@ -141,6 +143,7 @@ DIES = """
 """
 
 
+@pytest.mark.nightly
 def test_torchrun_restarts_a_killed_process(tmp_path, two, recipe, install_plugin, monkeypatch):
     killed = tmp_path / "killed"
     whole = two[0] / "memory"
@@ -229,6 +232,7 @@ ELSEWHERE = """
 """
 
 
+@pytest.mark.nightly
 def test_commands_run_without_what_posix_alone_has(tmp_path):
     write_digits(tmp_path / "photos", 12)
     train = "pml-ext train cbml/digits --out run --device cpu --set schedule.epochs=2 --set schedule.milestones=[1]"

@@ -114,6 +114,7 @@ def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, here, without_report):
     assert metrics(mine, Executor()) == here[:1]
 
 
+@pytest.mark.nightly
 def test_a_killed_idle_worker_is_replaced():
     said = []
     with closing(Processes(1)) as executor:
@@ -145,6 +146,7 @@ def test_a_signal_while_processes_start_is_no_death():
     assert said == []
 
 
+@pytest.mark.nightly
 def test_a_killed_workers_run_is_resumed(tmp_path, here):
     """Also where the process has data-loader workers, which it may start."""
     said = []
@@ -192,6 +194,7 @@ def test_a_task_that_is_cancelled_is_no_error():
     assert [result for _, result in executor.ended(silent)] == [JobResult(died=True)]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 def test_stopping_cancels_jobs_of_submitit(tmp_path):
     executor = OnSlurm(1, tmp_path / "slurm")

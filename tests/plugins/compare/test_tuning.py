@@ -203,7 +203,7 @@ def test_a_saved_recipe_keeps_a_components_settings(tunable, tmp_path):
     assert (saved.optimizer.name, saved.optimizer.lr) == ("sgd", study.best()["optimizer.lr"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_on_one_journal_share_the_trials(tunable, tmp_path):
     (study,) = studies_of(tunable, tmp_path, trials=3)
     jobs = [TrialJob(study, number, "cpu", None) for number in range(6)]  # twice as many

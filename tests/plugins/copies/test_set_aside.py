@@ -282,6 +282,7 @@ def test_a_damaged_list_of_moves_is_an_error(folder, aside):
             move_back(aside, folder)
 
 
+@pytest.mark.nightly
 def test_random_kills_lose_and_double_nothing(folder, aside):
     """60 kills of moves, links and undos, alone and two at once, each with a choice of its own."""
     shutil.copy(folder / "1.png", folder / "sub" / "1.png")

@@ -171,6 +171,7 @@ class Turned:
         return Turned(), lambda images: images.float() / 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_in_order_without_unreadable_files(images, workers):
     write_some(images, range(10))
@@ -194,6 +195,7 @@ def test_listed_files_are_below_a_local_folder(tmp_path):
     assert listed("s3://bucket/photos") == "s3://bucket/photos"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [(1100, 1060), (1600, 1200), (2113, 2083)])
 def test_one_image_has_one_vector(tmp_path, size):
     """A path is decoded at a reduced size; edges and rings are what a coarse decoding changes most."""

@@ -395,6 +395,7 @@ def test_two_changes_at_once_lose_nothing(other, changing, monkeypatch):
     assert "1" not in run.indexed_images().classes
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change[0])
 def test_a_killed_change_goes_on(change, changing):
     """A kill before and after each change of the file system, from the first to the last."""

@@ -248,6 +248,7 @@ def test_a_missing_package_names_the_extra(monkeypatch, missing):
         load_recipes("cbml/digits", typed([TRUNK]))
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("installed", "offline", "without_report")
 def test_a_run_needs_no_package_of_weights(tmp_path, monkeypatch):
     train("cbml/frozen", tmp_path / "run", overrides=typed(["data.name=digits", TRUNK, *SHORT]))
