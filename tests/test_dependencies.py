@@ -90,6 +90,7 @@ def bare():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.nightly
 def test_losses_and_wrappers_need_no_extra(bare):
     needed = {
         *("CBMLLoss", "PDDMLoss", "BatchAllTripletLoss", "DensityRegularizer", "HardNegativePoolSampler"),

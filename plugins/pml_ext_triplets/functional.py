@@ -114,6 +114,20 @@ class Positives(NamedTuple):
         matrix = values.new_full((rows, self.most), fill)
         return matrix.index_put_((self.anchors, self.columns), values)
 
+    def of(self, matrix: Tensor, fill: float) -> Tensor:
+        """The pairs' entries of a matrix ``[rows, R]``, as a padded matrix."""
+        rows = len(matrix)
+        if self.columns is None:
+            return matrix.gather(1, self.positives.view(rows, self.most))
+        return self.laid_out(matrix[self.anchors, self.positives], fill, rows)
+
+    def add_to(self, matrix: Tensor, values: Tensor) -> None:
+        """Add a padded matrix to the pairs' entries, in place."""
+        if self.columns is None:
+            matrix.scatter_add_(1, self.positives.view_as(values), values)
+        else:
+            matrix.index_put_((self.anchors, self.positives), self.listed(values), accumulate=True)
+
     def listed(self, matrix: Tensor) -> Tensor:
         """Values of the pairs, ``[L]``, from a padded matrix."""
         if self.columns is None or self.mask is not None:
@@ -148,7 +162,7 @@ def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -
     else:
         anchors, positives = places_in(mask)
         pairs = lay_out(anchors, positives, len(mask))
-    padded = pairs.laid_out(distances[pairs.anchors, pairs.positives], torch.inf, len(mask))
+    padded = pairs.of(distances, torch.inf)
     ordered = padded.sort(1).values
     last = (mask.sum(1, keepdim=True) - 1).clamp(min=0)
     rank = last.to(ordered.dtype) * (percentile / 100)  # of the percentile, between two ranks
@@ -243,7 +257,7 @@ class _HingeSums(torch.autograd.Function):
             _, _, by_pair, by_negative = _hinge_sums(distances, pairs, negatives, kind, all_negatives, weights)
             weight = grad.new_ones(())
         to_distances = by_negative * -weight
-        to_distances.index_put_((anchors, positives), pairs.listed(by_pair) * weight, accumulate=True)
+        pairs.add_to(to_distances, by_pair * weight)
         return to_distances, None, None, None, None
 
 
@@ -255,7 +269,7 @@ def _hinge_sums(
     all_negatives: bool,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
+    d_ap = pairs.of(distances, -_FAR)
     far = fill_outside(distances, indicators(negatives, distances), _FAR)
     if torch.compiler.is_compiling() or pairs.most > _MANY:  # no loop over positives when compiling
         sums, counts, active, by_negative = _hinges_by_sorting(far, d_ap, kind, all_negatives, weights)
@@ -315,8 +329,10 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: boo
             newly_above = is_active.sum(1)
         else:
             newly_above = is_active[:, 0]
+            if above is None:  # the next pass overwrites this view
+                newly_above = newly_above.clone()
         if above is None:
-            above = newly_above.clone()
+            above = newly_above
         else:
             above = above.add_(newly_above)
         for k in range(0, is_active.shape[1], size):

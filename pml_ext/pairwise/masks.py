@@ -129,13 +129,15 @@ def pair_masks(
 
 
 def _masks_of_classes(matrix: Tensor, labels: Tensor) -> Tensor:
-    """The masks of :func:`pair_masks` as floats; a CPU compares floats faster than labels."""
-    numbers = torch.searchsorted(labels.sort().values, labels).to(matrix.dtype)  # one per class
-    rows = numbers.unsqueeze(1)
+    """The masks of :func:`pair_masks` as floats."""
+    numbers = labels
+    if prefers_floats(matrix):  # a CPU compares many floats faster than labels
+        numbers = torch.searchsorted(labels.sort().values, labels).to(matrix.dtype)  # one per class
     masks = torch.empty(2, *matrix.shape, dtype=matrix.dtype, device=matrix.device)
     positives, negatives = masks.unbind()
-    torch.eq(rows, numbers, out=positives).fill_diagonal_(0)
-    torch.ne(rows, numbers, out=negatives)
+    torch.eq(numbers.unsqueeze(1), numbers, out=positives)
+    torch.sub(constant(1, matrix), positives, out=negatives)
+    positives.fill_diagonal_(0)
     return masks
 
 

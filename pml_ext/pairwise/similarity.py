@@ -149,7 +149,7 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
         squared.fill_diagonal_(torch.inf)  # a row is not near itself
     # On a CPU the least entry is read sooner than near pairs are listed; another device would have to be waited for.
     reads_least = normalized and squared.device.type == "cpu" and squared.numel() > 0
-    if not (reads_least and squared.amin() > near_length):
+    if not (reads_least and squared.amin().item() > near_length):
         rows, columns = places_in(squared <= near_length)  # also negative rounding errors
         step = max(1, _CHUNK // x.shape[1])
         for some_rows, some_columns in zip(torch.split(rows, step), torch.split(columns, step), strict=True):

@@ -133,6 +133,7 @@ def printed(code, **environment):
     return done.stdout.splitlines()
 
 
+@pytest.mark.nightly
 def test_freed_tensors_are_reused_without_page_faults():
     """Unless the work is on another device, or the variable leaves the allocator as it is."""
     others, default, answers, after = printed(COUNT)
@@ -209,6 +210,7 @@ print((kept - resident()) // 2**20)
 )
 
 
+@pytest.mark.nightly
 def test_kept_memory_is_released_between_steps():
     """Eight freed tensors of 64 MiB."""
     (released,) = printed(RELEASE)

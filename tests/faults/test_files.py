@@ -195,6 +195,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", KNOWN)
 def test_damaged_files_are_reported_or_restored(made, what):
     names = made.files(what)

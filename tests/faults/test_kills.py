@@ -84,6 +84,7 @@ def test_signals_leave_a_checkpoint_within_epochs(whole, tmp_path, capfd, number
     assert kills.difference(whole[0], out) == ""
 
 
+@pytest.mark.nightly
 def test_runs_killed_within_epochs_continue(tmp_path):
     """With clusters of each epoch as labels; twice, the second time after one iteration more."""
     whole, places = kills.whole_run(kills.CLUSTERS, tmp_path)

@@ -141,6 +141,7 @@ def test_every_command_of_search_runs(folder, pml_ext_command):
     assert len(run_page("search", pml_ext_command, smaller)[0]) > 10
 
 
+@pytest.mark.nightly
 def test_every_command_of_copies_runs(folder, pml_ext_command):
     first = folder / "photos" / "heron" / "0001.jpg"
     shutil.copy(first, folder / "photos" / "same1.jpg")
@@ -150,6 +151,7 @@ def test_every_command_of_copies_runs(folder, pml_ext_command):
     assert len(run_page("copies", pml_ext_command, smaller)[0]) == 7
 
 
+@pytest.mark.nightly
 @needs_lite
 def test_trunks_are_probed_on_a_folder(folder, pml_ext_command):
     trunks = "efficientnet-lite0=imagenet,efficientnet-lite1=imagenet"

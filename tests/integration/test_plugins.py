@@ -306,6 +306,7 @@ def run(program: str, missing: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 def test_scripts_with_pml_need_no_training():
     done = run(SCRIPT, "train")
     assert done.returncode == 0, done.stderr

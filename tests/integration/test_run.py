@@ -33,6 +33,7 @@ from ..overrides import typed
 from ..plugins.train.training.whole_runs import QUICK, quick
 
 
+@pytest.mark.nightly
 def test_an_existing_folder_is_refused_and_left_alone(finished):
     out, _ = finished
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
@@ -192,6 +193,7 @@ def directions(run, split):
     return torch.nn.functional.normalize(run.embeddings(split))
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("shop", "projections")
 def test_queries_are_searched_in_the_gallery(tmp_path, monkeypatch):
     data = ("data.name=shop", "data.augment={}", "sampler={name='shuffle', batch_size=40, iterations=4}")
@@ -235,6 +237,7 @@ def test_queries_are_searched_in_the_gallery(tmp_path, monkeypatch):
     assert re.sub(r"figures [\d.]+ s", "", again) == re.sub(r"figures [\d.]+ s", "", report)
 
 
+@pytest.mark.nightly
 def test_a_curve_on_the_test_images_chooses_nothing(tmp_path, projections):
     """Nor does a test that is left out change a number, or read an image."""
     read = []

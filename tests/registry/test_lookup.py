@@ -160,6 +160,7 @@ def everything():
     }
 
 
+@pytest.mark.nightly
 def test_plugins_with_all_our_names_change_nothing(request):
     classes = {c.cls.__name__: c.cls for c in ours()}
     before = everything()

@@ -163,6 +163,7 @@ assert not {"torch._dynamo", "torch.utils.cpp_extension", "sklearn"} & {*sys.mod
 """
 
 
+@pytest.mark.nightly
 def test_checks_but_the_compilers_import_no_compiler():
     subprocess.run([sys.executable, "-c", _WITHOUT_HEAVY_IMPORTS], check=True, cwd=Path(__file__).parents[2])
 
@@ -430,6 +431,7 @@ def test_an_entry_is_there_once(isolated_registry, number):
 """
 
 
+@pytest.mark.nightly
 def test_entries_of_a_test_are_removed(tmp_path):
     """As a plugin's conftest.py names it, in a process of its own."""
 

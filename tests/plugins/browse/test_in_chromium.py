@@ -64,6 +64,7 @@ def rows_of(browser, file):
     return rows
 
 
+@pytest.mark.nightly
 def test_copies_are_walked_through_by_keys_and_clicks(browser, site, tmp_path):
     browser.open(f"{site.address}/copies")
     find_copies(browser)

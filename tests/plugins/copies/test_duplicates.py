@@ -63,6 +63,7 @@ def test_three_kinds_of_copies_are_told_apart(tmp_path):
     assert len(shown["pairs"]) == sum(len(group.images) - 1 for group in found.groups)
 
 
+@pytest.mark.nightly
 def test_changes_of_photographs_are_found_by_the_default(tmp_path):
     for number in range(10):
         write_copies(tmp_path / "images", number)
@@ -352,6 +353,7 @@ def changes_of(found):
 WANTED = {f"{number:02d}.png": [changes] for number, changes in enumerate([*TURNS, ("captioned",), ("captioned",)])}
 
 
+@pytest.mark.nightly
 def test_turned_and_captioned_copies_are_named(folder):
     assert find_duplicates(files_of(folder)).groups == []
     found = find_duplicates(files_of(folder), turned=True)
@@ -372,6 +374,7 @@ def test_turned_copies_of_another_folder_are_found(folder, tmp_path):
     assert changes_of(found) == {str(folder / name): changes for name, changes in WANTED.items()}
 
 
+@pytest.mark.nightly
 def test_neighbors_by_embedding_are_confirmed(folder):
     images = files_of(folder)
     originals = {name[:2]: number for number, name in enumerate(images.names) if name.endswith("png")}

@@ -27,6 +27,7 @@ def rows(out):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.nightly
 def test_base_densities_come_from_the_trunks_features(finished):
     out, _ = finished
     state = torch.load(out / "checkpoints" / "model.pt")

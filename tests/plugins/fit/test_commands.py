@@ -163,7 +163,7 @@ def test_separated_images_get_a_random_network(images_apart, monkeypatch, capsys
     assert tables_of_run(out)["model"]["trunk"]["weights"] == "random"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("weights")
 def test_images_that_are_apart_get_frozen_features(images_apart, monkeypatch, out):
     decision = selection.Decision(last_blocks(describe_images(images_apart)), "as found")
@@ -281,7 +281,7 @@ def begun_run(folder, name, settings):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("weights")
 def test_a_fine_tuned_run_reports_its_stages(photos, images, quick_clock, monkeypatch, pml_ext_command, out):
     monkeypatch.setattr(selection, "choose", lambda *_, **__: chosen(features_of_images, images))

@@ -279,7 +279,7 @@ def test_all_candidates_are_tried_on_held_out_classes(photos, tmp_path):
     load_recipe(found.recipe, found.settings)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("weights")
 def test_few_classes_are_compared_by_image(photos, tmp_path):
     place = tmp_path / "few"

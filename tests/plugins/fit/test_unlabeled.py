@@ -289,6 +289,7 @@ def labeled(tmp_path, weights):
     return place, tmp_path / "classes.csv"
 
 
+@pytest.mark.nightly
 def test_a_head_is_fitted_to_kept_features(labeled, tmp_path, monkeypatch, capsys):
     place, table = labeled
     fit(place, out=tmp_path / "before", device="cpu")
@@ -363,6 +364,7 @@ def test_errors_are_about_the_table_that_was_given(labeled, tmp_path):
         assert "labels-" not in str(raised.value)
 
 
+@pytest.mark.nightly
 def test_patterns_leave_out_rows_of_the_table(labeled, tmp_path, capsys):
     place, table = labeled
     fit(place, labels=table, out=tmp_path / "run", exclude=["class-03*"], device="cpu")
@@ -374,6 +376,7 @@ def test_patterns_leave_out_rows_of_the_table(labeled, tmp_path, capsys):
         fit(place, labels=table, exclude=["*"], device="cpu")
 
 
+@pytest.mark.nightly
 def test_named_clusters_of_the_page_are_labels(labeled, tmp_path, capsys):
     pytest.importorskip("starlette", reason="the extra [browse] is not installed")
     from pml_ext_browse import open_collections

@@ -27,6 +27,7 @@ def finished(tmp_path_factory):
     return out, train("pddm/digits", out=out, overrides=typed(QUICK), device="cpu")[0]
 
 
+@pytest.mark.nightly
 def test_run_is_tested_by_score_and_shortlist(finished):
     out, metrics = finished
     for phase in ("after", "learned_metric", "shortlist"):

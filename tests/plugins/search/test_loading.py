@@ -309,6 +309,7 @@ def test_an_index_keeps_its_patterns(command, json_of, make, place):
     assert json_of(*index, "--exclude", "!*")["images"] == 27
 
 
+@pytest.mark.nightly
 def test_a_run_keeps_its_patterns(command, place, tmp_path, without_report):
     quick = ["schedule.epochs=1", "sampler.m=2", "sampler.batch_size=4", "sampler.iterations=2", "data.split=image"]
     settings = [text for setting in [*quick, f"data.name=folder:{place}"] for text in ("--set", setting)]

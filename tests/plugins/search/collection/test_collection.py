@@ -276,6 +276,7 @@ def test_a_database_of_others_is_refused(make, images, kind):
     assert database.read_bytes() == before
 
 
+@pytest.mark.nightly
 def test_a_flipped_bit_exchanges_no_ids(make, images):
     """Whichever bit: ids stay, or a word says that they do not."""
     run = make(indexed=write_some(images, range(24)))

@@ -279,6 +279,7 @@ gc.unfreeze()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
 def test_messages_that_cannot_be_written_end_no_run(tmp_path):
     full_disk = os.open("/dev/full", os.O_WRONLY)

@@ -12,6 +12,7 @@ from pml_ext_train.cli import installation
 from pml_ext_train.cli.description import describe
 
 
+@pytest.mark.nightly
 def test_list_and_show_describe_all_kinds(pml_ext_command):
     listed = json.loads(pml_ext_command("list", "--json").stdout)
     wanted = {

@@ -122,6 +122,7 @@ def hold(folder, locked, done):
         done.wait(60)
 
 
+@pytest.mark.nightly
 def test_a_locked_folder_excludes_other_processes(tmp_path):
     context = multiprocessing.get_context("spawn")
     locked = context.Event()

@@ -225,6 +225,7 @@ def test_a_changed_paper_leaves_runs_readable(mine, tmp_path):
     assert {row[0]: row[1] for row in about.rows} == {"table": "mine/2", "row": "Small, Mine"}
 
 
+@pytest.mark.nightly
 def test_a_table_is_shown_as_printed(mine):
     mine('table = "mine/2"\nrow = "Small, Mine"', name="full")
     (shown,) = describe("mine/2")

@@ -79,7 +79,7 @@ def test_no_number_in_a_table_is_cut(tmp_path, width, phases):
 # What is written, and when
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_setback_is_printed_and_in_the_report(tmp_path, pml_ext_command):
     settings = [*QUICK, "optimizer.lr=3", "evaluation.figures=few", "evaluation.training_images=0"]
     options = [word for setting in settings for word in ("--set", setting)]
@@ -110,7 +110,7 @@ def test_metrics_are_written_before_the_report(tmp_path, monkeypatch):
     assert not any(path.exists() for path in left)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lost_files_are_written_without_failing_figures(finished, tmp_path, monkeypatch):
     fails = Mock(side_effect=ValueError("bins must increase\nmonotonically"))
     out = shutil.copytree(finished[0], tmp_path / "out")

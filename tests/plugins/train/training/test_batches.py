@@ -302,7 +302,7 @@ def test_workers_end_when_their_run_is_killed(tmp_path):
     assert done.returncode == -signal.SIGKILL
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_scripts_without_main_blocks_get_advice(tmp_path):
     done = run_script(tmp_path / "unguarded.py", "work()\n")
     assert done.returncode == 1

@@ -58,7 +58,7 @@ def test_small_batches_of_pretrained_norms_are_told(tmp_path, settings, images):
 # Collapse
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_collapsed_run_still_writes_a_report(tmp_path):
     ear = Ear()
     metrics = quick(tmp_path / "out", "optimizer.lr=1e8", listener=ear)

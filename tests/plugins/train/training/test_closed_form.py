@@ -72,6 +72,7 @@ def test_training_starts_from_the_whitening(plain, tmp_path):
     assert metrics["best_epoch"] > 0
 
 
+@pytest.mark.nightly
 def test_a_refitted_head_replaces_the_trained_one(plain, tmp_path):
     untouched, without = plain
     view, metrics = finished(tmp_path / "run", "model.refit=within-class")

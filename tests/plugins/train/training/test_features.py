@@ -51,6 +51,7 @@ def test_without_anything_to_train_the_trunk_is_tested(tmp_path, name, size):
     assert state["epoch"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("without_report")
 def test_features_before_a_trained_head_are_tested(tmp_path):
     _, without = finished(tmp_path / "first")
@@ -539,6 +540,7 @@ def append_some(folder, first):
         store.append(keys(number, 1), stats(1), rows(number, 1))
 
 
+@pytest.mark.nightly
 def test_several_processes_append_at_once(store):
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=append_some, args=(store.folder, first)) for first in (0, 100)]

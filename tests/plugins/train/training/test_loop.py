@@ -115,7 +115,7 @@ class Watcher(losses.ContrastiveLoss):
         return {"The watcher's own figure": figure}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("isolated_registry")
 def test_a_component_takes_part_in_its_run(tmp_path):
     pml_ext.register(Watcher, name="watcher")
@@ -137,7 +137,7 @@ def test_operators_are_deterministic_where_a_run_says_so(tmp_path):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_image_is_embedded_once_for_each_network(tmp_path, monkeypatch):
     """In a run of E epochs: training images E + 1 times, test images twice, held-out ones once per test on them.
 
