@@ -81,6 +81,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Add to the list of what has passed."""
+    if hasattr(terminalreporter.config, "workerinput"):  # the main process has all reports
+        return
     with PASSED.open("a") as file:
         reports = terminalreporter.stats.get("passed", [])
         file.writelines(f"{report.nodeid}\n" for report in reports if report.when == "call")
