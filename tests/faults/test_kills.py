@@ -37,6 +37,7 @@ def place(whole, text, number=1):
     return [at for at, name in enumerate(whole[1], 1) if name == text][number - 1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "names",
     [

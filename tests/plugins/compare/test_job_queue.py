@@ -206,6 +206,7 @@ def test_stopping_cancels_jobs_of_submitit(tmp_path):
     assert results[0].died or results[0].stopped
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 def test_submitit_gives_the_same_numbers(tmp_path, here):
     assert metrics(jobs(tmp_path), OnSlurm(1, tmp_path / "slurm")) == here[:1]

@@ -264,7 +264,7 @@ def test_a_larger_size_wins_if_better(tmp_path, monkeypatch, images):
     assert sides(ahead, small, 72) == 160
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("weights")
 def test_all_candidates_are_tried_on_held_out_classes(photos, tmp_path):
     lines = []

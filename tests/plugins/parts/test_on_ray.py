@@ -12,6 +12,7 @@ pytest.importorskip("pyarrow", reason="needs the extra parquet")
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 
 
+@pytest.mark.nightly
 def test_ray_with_a_dying_worker_writes_equal_files(runs, folder, tmp_path, whole, command, monkeypatch):
     pytest.importorskip("ray.data", reason="needs the extra ray")
     from pml_ext_parts import on_ray

@@ -40,6 +40,7 @@ def test_run_is_tested_by_score_and_shortlist(finished):
     assert json.loads((out / "metrics.json").read_text())["learned_metric"] == metrics["learned_metric"]
 
 
+@pytest.mark.nightly
 def test_head_trains_with_its_own_optimizer(finished):
     out, _ = finished
     parts = torch.load(out / "checkpoints" / "last.pt", weights_only=False)["parts"]

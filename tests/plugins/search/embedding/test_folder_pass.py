@@ -45,6 +45,7 @@ def test_a_full_disk_keeps_what_was_written(make, images, command, runs, monkeyp
         assert make().embed_folder(images).new == 300 - 128
 
 
+@pytest.mark.nightly
 def test_a_killed_process_resumes_from_its_rows(make, images, monkeypatch):
     """Killed with its workers at work; benchmarks/embedding_kills.py kills the command three times."""
     write_some(images, range(100))

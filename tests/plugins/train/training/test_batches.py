@@ -290,13 +290,13 @@ def run_script(path, text):
     return subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=250)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_ends_though_nobody_ended_its_workers(tmp_path):
     done = run_script(tmp_path / "left.py", LEFT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_end_when_their_run_is_killed(tmp_path):
     done = run_script(tmp_path / "killed.py", KILLED)  # returns when workers and server have closed its pipes, too
     assert done.returncode == -signal.SIGKILL

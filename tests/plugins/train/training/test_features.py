@@ -350,8 +350,8 @@ LIVE = 'model.freeze=["0", "1", "2", "3"]'
             "model.freeze=trunk",
             id="trunk",
         ),
-        pytest.param(["model.freeze_batch_norm=true"], LIVE, cut(), marks=pytest.mark.slow, id="cut, frozen norms"),
-        pytest.param(["model.freeze_batch_norm=false"], LIVE, cut(), marks=pytest.mark.slow, id="cut"),
+        pytest.param(["model.freeze_batch_norm=true"], LIVE, cut(), marks=pytest.mark.nightly, id="cut, frozen norms"),
+        pytest.param(["model.freeze_batch_norm=false"], LIVE, cut(), marks=pytest.mark.nightly, id="cut"),
     ],
 )
 def test_cached_runs_equal_live_frozen_ones(tmp_path, settings, live, cached):

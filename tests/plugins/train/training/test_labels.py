@@ -119,9 +119,9 @@ def test_instances_ignore_the_true_labels(tmp_path):
         ["data.augment.transforms=[{name='RandomErasing', p=0.5}, {name='RandomRotation', degrees=15}]"],
         ["loss.memory={size=200, start_epoch=2}", "loss.miner=pml/multi-similarity", "engine.micro_batch=30"],
         pytest.param(
-            ["data.workers=1", "data.labels=given", "data.views=3", "sampler.batch_size=20"], marks=pytest.mark.slow
+            ["data.workers=1", "data.labels=given", "data.views=3", "sampler.batch_size=20"], marks=pytest.mark.nightly
         ),
-        pytest.param(["data.labels=clusters", "data.pseudo={clusters=60}"], marks=pytest.mark.slow),
+        pytest.param(["data.labels=clusters", "data.pseudo={clusters=60}"], marks=pytest.mark.nightly),
     ],
     ids=["transforms", "memory", "labels", "clusters"],
 )
