@@ -89,9 +89,14 @@ def forest(pairs: Pairs, count: int) -> Pairs:
     _, shortest = np.unique(first[order] * count + second[order], return_index=True)
     order = order[np.sort(shortest)]
     ranks = np.arange(1.0, len(order) + 1)  # edges are numbered by distance, from 1: to scipy, a stored 0 is no edge
-    tree = minimum_spanning_tree(csr_array((ranks, (first[order], second[order])), shape=(count, count)))
+    tree = minimum_spanning_tree(csr_array((ranks, _places(first[order], second[order])), shape=(count, count)))
     edges = order[np.sort(tree.data).astype(np.int64) - 1]
     return Pairs(first[edges], second[edges], pairs.distances[edges])
+
+
+def _places(*indices: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Indices as scipy 1.11 wants them: it ignores the error that others raise, and joins nothing."""
+    return tuple(each.astype(np.int32) for each in indices)
 
 
 def components(pairs: Pairs, count: int) -> list[list[int]]:
@@ -100,7 +105,7 @@ def components(pairs: Pairs, count: int) -> list[list[int]]:
     from scipy.sparse.csgraph import connected_components
 
     edges = np.ones(len(pairs.first), dtype=bool)
-    graph = coo_array((edges, (pairs.first, pairs.second)), shape=(count, count))
+    graph = coo_array((edges, _places(pairs.first, pairs.second)), shape=(count, count))
     _, groups = connected_components(graph, directed=False)
     order = np.argsort(groups, kind="stable")
     ends = np.flatnonzero(np.diff(groups[order])) + 1

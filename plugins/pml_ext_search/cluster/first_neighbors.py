@@ -44,6 +44,7 @@ def _joined(neighbors: Numbers) -> tuple[int, Numbers]:
 
     count = len(neighbors)
     edges = np.ones(count, dtype=bool)
-    graph = coo_array((edges, (np.arange(count), neighbors)), shape=(count, count))
+    places = (np.arange(count, dtype=np.int32), neighbors.astype(np.int32))  # scipy 1.11 ignores errors of others
+    graph = coo_array((edges, places), shape=(count, count))
     groups, joined = connected_components(graph, directed=False)
     return int(groups), joined.astype(np.int64)
