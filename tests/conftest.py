@@ -64,7 +64,7 @@ SLOW = {
 }
 
 
-PASSED = Path(os.environ.get("PASSED_TESTS", os.devnull))  # by which .ci/run tests all but once
+PASSED = Path(os.environ.get("PASSED_TESTS", os.devnull))  # .ci/run sets it: each test runs in one environment only
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Add to the list of what has passed."""
+    """List what has passed, for other environments."""
     if hasattr(terminalreporter.config, "workerinput"):  # the main process has all reports
         return
     with PASSED.open("a") as file:

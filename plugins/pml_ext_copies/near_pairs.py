@@ -95,7 +95,7 @@ def forest(pairs: Pairs, count: int) -> Pairs:
 
 
 def _places(*indices: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Indices as scipy 1.11 wants them: it ignores the error that others raise, and joins nothing."""
+    """Convert the places of edges to 32 bits; with 64, scipy 1.11 ignores its own error and joins nothing."""
     return tuple(each.astype(np.int32) for each in indices)
 
 

@@ -44,7 +44,7 @@ def _joined(neighbors: Numbers) -> tuple[int, Numbers]:
 
     count = len(neighbors)
     edges = np.ones(count, dtype=bool)
-    places = (np.arange(count, dtype=np.int32), neighbors.astype(np.int32))  # scipy 1.11 ignores errors of others
+    places = (np.arange(count, dtype=np.int32), neighbors.astype(np.int32))  # with 64 bits, scipy 1.11 joins nothing
     graph = coo_array((edges, places), shape=(count, count))
     groups, joined = connected_components(graph, directed=False)
     return int(groups), joined.astype(np.int64)
