@@ -240,7 +240,8 @@ def sums_of_cosines(similarity: Tensor, masks: Tensor, t: float, weights: tuple[
 
     with :math:`S = \sum_n e^{s_{an}}, F = e^{s_{ap}}` for Eq. (10), and :math:`S = (E E^T)_{ap},
     F = e^{2 (1 + t) s_{ap}}` for Eq. (8), as in :func:`log_sums_of_products`; ``weights`` are in this order. It needs
-    cosines, :math:`4 t` up to :data:`PRODUCT_SLOPE`, and masks of 1 and 0, ``[2, B, B]``.
+    the cosines of a batch with itself, a symmetric matrix, :math:`4 t` up to :data:`PRODUCT_SLOPE`, masks of 1 and 0,
+    ``[2, B, B]``, and an upstream gradient that is the same for all anchors.
     """
     totals: Tensor = apply_or_plain(_SumsOfCosines, _cosines_written_out, similarity, masks, t, weights)
     return totals
@@ -262,24 +263,26 @@ class _SumsOfCosines(torch.autograd.Function):
     def forward(ctx: Any, similarity: Tensor, masks: Tensor, t: float, weights: tuple[float, float]) -> Tensor:
         positives, negatives = masks.unbind()
         n_pair_weight, angular_weight = weights
-        totals = similarity.new_zeros(len(similarity))
-        gradient = torch.zeros_like(similarity)
+        parts = []  # values [B] and gradients [B, B]
         if n_pair_weight:
             divisors = similarity.exp()
             exponentials = divisors * negatives
             sums = exponentials.sum(1, keepdim=True)
-            value, by_sums = _positive_logarithms(sums, divisors, positives)
-            totals.add_(value, alpha=n_pair_weight)
-            exponentials.mul_(by_sums.sum(1, keepdim=True))
-            gradient.add_(exponentials.addcmul_(by_sums, sums, value=-1), alpha=n_pair_weight)
+            value, by_sums = _positive_logarithms(sums, divisors, positives, n_pair_weight)
+            exponentials.mul_(by_sums.sum(1, keepdim=True)).addcmul_(by_sums, sums, value=-1)
+            parts.append((value, exponentials))
         if angular_weight:
-            rows = torch.mul(similarity, 4 * t).exp_().mul_(negatives)
-            sums = rows @ rows.mT
-            value, by_sums = _positive_logarithms(sums, torch.mul(similarity, 2 * (1 + t)).exp_(), positives)
-            totals.add_(value, alpha=angular_weight)
-            products = ((by_sums + by_sums.mT) @ rows).mul_(rows)
-            gradient.add_(products, alpha=4 * t * angular_weight)
-            gradient.addcmul_(by_sums, sums, value=-2 * (1 + t) * angular_weight)
+            divisors = torch.mul(similarity, 2 * (1 + t)).exp_()
+            exponentials = torch.mul(similarity, 4 * t).exp_().mul_(negatives)
+            sums = exponentials @ exponentials
+            value, by_sums = _positive_logarithms(sums, divisors, positives, angular_weight)
+            gradient = torch.addmm(sums, by_sums, exponentials, beta=0, alpha=8 * t)  # sums are not added
+            gradient.mul_(exponentials).addcmul_(by_sums, sums, value=-2 * (1 + t))
+            parts.append((value, gradient))
+        totals, gradient = parts[0]
+        for value, other in parts[1:]:
+            totals += value
+            gradient += other
         ctx.save_for_backward(similarity, masks, gradient)
         ctx.settings = (t, weights)
         return totals
@@ -293,8 +296,10 @@ class _SumsOfCosines(torch.autograd.Function):
         return gradient * grad[:, None], None, None, None
 
 
-def _positive_logarithms(sums: Tensor, divisors: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's sum over positive pairs of log(1 + sums / divisors), and its derivative by the sums."""
+def _positive_logarithms(sums: Tensor, divisors: Tensor, positives: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """Each row's sum over positive pairs of log(1 + sums / divisors), and its derivative by the sums, weighted."""
+    if weight != 1:
+        positives = positives * weight
     value = (sums / divisors).log1p_().mul_(positives).sum(1)
     return value, positives / divisors.add_(sums)
 
