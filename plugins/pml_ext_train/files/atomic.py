@@ -138,8 +138,6 @@ def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
-        except NotImplementedError:  # older versions of filelock raise it where flock is missing
-            raise UnwritableError(f"{folder}: its file system has no locks; choose a folder on another one") from None
         except Timeout:
             if isinstance(taken, Warning):
                 warnings.warn(taken, stacklevel=8)
