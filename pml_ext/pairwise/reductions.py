@@ -110,7 +110,7 @@ def _lowest(like: Tensor) -> float:
 def _exponents(matrix: Tensor, masks: Tensor, slopes: tuple[float, ...], centers: tuple[float, ...]) -> Tensor:
     """:math:`k (s_{ij} - c)` inside masks and a very low number outside, ``[S, B, R]``."""
     exponents = matrix
-    if slopes.count(1) < len(slopes) or any(centers):
+    if any(slope != 1 for slope in slopes) or any(centers):
         exponents = torch.addcmul(constant(_offsets(slopes, centers), matrix), matrix, constant(slopes, matrix))
     return fill_outside(exponents, masks, _lowest(matrix))
 

@@ -202,10 +202,10 @@ def tokens(first, last):
 
 
 def embedded_in_parts(net, inputs):
-    """The embeddings of a network without gradient caching, which draws dropout in the same order."""
+    """The embeddings of a network without gradient caching, which draws dropout for the same parts."""
     tensors = []
-    for first in range(0, ROWS, 4):
-        part = inputs(first, min(first + 4, ROWS))
+    for first, last in ((0, 3), (3, 6), (6, ROWS)):
+        part = inputs(first, last)
         outputs = net(**part) if isinstance(part, dict) else net(*part)
         if isinstance(outputs, tuple):
             outputs = outputs[0]
