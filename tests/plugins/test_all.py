@@ -218,6 +218,9 @@ def test_boolean_labels_are_two_classes(name):
 def test_torch_func_and_forward_mode_agree_with_backward(name):
     if name.startswith("distance pddm"):
         pytest.skip("torch has no forward mode over the gradient of a mask's assignment; losses and miners avoid it")
+    in_classes = name in ("loss n-pair-angular {'tile_size': 7}", "loss tiled-triplet-margin {'tile_size': 7}")
+    if in_classes and torch.__version__.startswith("2.6."):
+        pytest.skip("torch 2.6 cannot list the values of a tensor under torch.func, as tiles by class need")
     component = copy.deepcopy(COMPONENTS[name]).eval().double()
     (x, labels) = batch((4, 3))
     x = x.double().requires_grad_()

@@ -1,6 +1,7 @@
 """Labeled images and their splits; folders of images: what is left out, pages, and files beside a photograph."""
 
 import os
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -215,7 +216,12 @@ def test_excluded_folders_are_not_opened(place, monkeypatch):
     [
         ("*", DataError, r"no image is left; the patterns leave out 2 images and 2 folders by \*\. Change --exclude"),
         ("!", ConfigError, "--exclude '!': not a pattern of .gitignore"),
-        ("[a", ConfigError, "not a pattern of .gitignore; type for example"),
+        pytest.param(
+            "[a",
+            ConfigError,
+            "not a pattern of .gitignore; type for example",
+            marks=pytest.mark.skipif(version("pathspec") < "1.1", reason="pathspec took it for a pattern until 1.1"),
+        ),
     ],
 )
 def test_patterns_without_sense_are_refused(place, pattern, error, text):

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torchvision
 from numpy.testing import assert_allclose
 from PIL import Image
 from torchvision.transforms import v2
@@ -427,6 +428,8 @@ def step(*functions):
 
 @pytest.mark.parametrize("name", torchvision_transforms())
 def test_each_transform_of_torchvision_is_usable(name):
+    if name == "GaussianNoise" and torchvision.__version__.startswith("0.21."):
+        pytest.skip("GaussianNoise of torchvision 0.21 takes no bytes, which the error says")
     settings = {"Grayscale": {"num_output_channels": 3}} | NEEDED
     transform = torchvision_transforms()[name](**settings.get(name, {}))
     step(transform).try_on(3, 24)
