@@ -217,6 +217,13 @@ def indexed(run):
     return dict(zip(embedded.paths, about, strict=True))
 
 
+def assert_same_index(found, wanted):
+    """Vectors that were computed in another batch may differ in their last digit."""
+    assert {path: name for path, (name, _) in found.items()} == {path: name for path, (name, _) in wanted.items()}
+    for path, (_, vector) in wanted.items():
+        assert found[path][1] == pytest.approx(vector, abs=1e-6)
+
+
 @pytest.fixture
 def changing(enrolling, monkeypatch):
     """A run that embeds only what comes back from a removed class, the folder of its classes, and all files in it."""
@@ -261,7 +268,8 @@ def test_a_change_moves_all_files_and_is_undone(change, changing):
     assert done.undo == f"to undo: pml-ext enroll {run.folder} --undo 1"
     back = undo_change(run.search_index, 1)
     assert undo_change(run.search_index, 1) == back
-    assert (tree(images), indexed(run)) == (before, at_first)
+    assert tree(images) == before
+    assert_same_index(indexed(run), at_first)
     assert not (images / REMOVED).exists()
     undo_change(run.search_index, 2)
     assert tree(images) == after
