@@ -1,6 +1,7 @@
 """Atomic replacement of files, locks, and reading of JSON and TOML."""
 
 import contextlib
+import errno
 import glob
 import json
 import os
@@ -133,7 +134,8 @@ def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None
 
     If another process has the lock, raise ``taken``; if it is None or a Warning, which is shown, wait.
     """
-    lock = FileLock(folder / ".lock")  # the file is not deleted: another process may wait for its lock
+    # The file is not deleted: another process may wait for its lock. A soft lock may be given to two processes.
+    lock = FileLock(folder / ".lock", fallback_to_soft=False)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -144,6 +146,10 @@ def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None
             elif taken is not None:
                 raise taken from None
             lock.acquire()
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+            raise UnwritableError(f"{folder}: its file system has no locks; choose a folder on another one") from None
     try:
         yield
     finally:

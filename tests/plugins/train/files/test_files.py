@@ -105,6 +105,17 @@ def test_a_folder_without_fsync_is_written(tmp_path, monkeypatch):
     assert (tmp_path / "one").read_text() == "text"
 
 
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))))
+    with (
+        pytest.raises(
+            UnwritableError, match=f"{tmp_path}: its file system has no locks; choose a folder on another one"
+        ),
+        locked_folder(tmp_path),
+    ):
+        pass
+
+
 def hold(folder, locked, done):
     with locked_folder(folder):
         locked.set()
