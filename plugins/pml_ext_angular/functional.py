@@ -233,75 +233,99 @@ class _LogSumsOfProducts(torch.autograd.Function):
         return gradient, *[None] * 8
 
 
-def sums_of_cosines(similarity: Tensor, masks: Tensor, t: float, weights: tuple[float, float]) -> Tensor:
-    r"""The sum of Eq. (10) and Eq. (8), with weights, over the positives of each anchor of a small batch, ``[B]``.
+def rows_of_each_class(labels: Tensor) -> int:
+    """How many rows each class has in a batch ordered by class, ``[B]``; B if one has more, or for another order."""
+    names = labels.tolist()
+    size = names.count(names[0])
+    classes = names[::size]
+    if len(set(classes)) == len(classes) and all(names[row::size] == classes for row in range(size)):
+        return size
+    return len(names)
 
-    .. math:: \sum_{p \in P_a} \sum_k w_k \log(1 + r_{ap}), \qquad r_{ap} = S_{ap} / F_{ap}
+
+def sum_of_cosines(similarity: Tensor, masks: Tensor, size: int, t: float, weights: tuple[float, float]) -> Tensor:
+    r"""The sum of Eq. (10) and Eq. (8), with weights, over all positive pairs of a small batch, a scalar.
+
+    .. math:: \sum_{(a, p)} \sum_k w_k \log(1 + S_{ap} / F_{ap})
 
     with :math:`S = \sum_n e^{s_{an}}, F = e^{s_{ap}}` for Eq. (10), and :math:`S = (E E^T)_{ap},
     F = e^{2 (1 + t) s_{ap}}` for Eq. (8), as in :func:`log_sums_of_products`; ``weights`` are in this order. It needs
-    the cosines of a batch with itself, a symmetric matrix, :math:`4 t` up to :data:`PRODUCT_SLOPE`, masks of 1 and 0,
-    ``[2, B, B]``, and an upstream gradient that is the same for all anchors.
+    the cosines of a batch with itself, :math:`4 t` up to :data:`PRODUCT_SLOPE`, and masks of 1 and 0, ``[2, B, B]``.
+    Positive pairs lie in blocks of ``size`` rows along the diagonal, M, so S and F are ``[B / M, M, M]``.
     """
-    totals: Tensor = apply_or_plain(_SumsOfCosines, _cosines_written_out, similarity, masks, t, weights)
-    return totals
+    total: Tensor = apply_or_plain(_SumOfCosines, _cosines_written_out, similarity, masks, size, t, weights)
+    return total
 
 
-def _cosines_written_out(similarity: Tensor, masks: Tensor, t: float, weights: tuple[float, float]) -> Tensor:
+def _cosines_written_out(
+    similarity: Tensor, masks: Tensor, size: int, t: float, weights: tuple[float, float]
+) -> Tensor:
     positives, negatives = masks
     rows = (4 * t * similarity).exp() * negatives
     n_pair = (similarity.exp() * negatives).sum(1, keepdim=True) / similarity.exp()
     angular = (rows @ rows.mT) / (2 * (1 + t) * similarity).exp()
-    totals: Tensor = ((weights[0] * n_pair.log1p() + weights[1] * angular.log1p()) * positives).sum(1)
-    return totals
+    total: Tensor = ((weights[0] * n_pair.log1p() + weights[1] * angular.log1p()) * positives).sum()
+    return total
 
 
-class _SumsOfCosines(torch.autograd.Function):
+class _SumOfCosines(torch.autograd.Function):
     """The forward pass also computes the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, similarity: Tensor, masks: Tensor, t: float, weights: tuple[float, float]) -> Tensor:
+    def forward(
+        ctx: Any, similarity: Tensor, masks: Tensor, size: int, t: float, weights: tuple[float, float]
+    ) -> Tensor:
         positives, negatives = masks.unbind()
+        positives = _blocks(positives, size)
         n_pair_weight, angular_weight = weights
-        parts = []  # values [B] and gradients [B, B]
+        parts = []  # values and gradients [B, B]
         if n_pair_weight:
-            divisors = similarity.exp()
-            exponentials = divisors * negatives
-            sums = exponentials.sum(1, keepdim=True)
-            value, by_sums = _positive_logarithms(sums, divisors, positives, n_pair_weight)
-            exponentials.mul_(by_sums.sum(1, keepdim=True)).addcmul_(by_sums, sums, value=-1)
-            parts.append((value, exponentials))
-        if angular_weight:
-            divisors = torch.mul(similarity, 2 * (1 + t)).exp_()
-            exponentials = torch.mul(similarity, 4 * t).exp_().mul_(negatives)
-            sums = exponentials @ exponentials
-            value, by_sums = _positive_logarithms(sums, divisors, positives, angular_weight)
-            gradient = torch.addmm(sums, by_sums, exponentials, beta=0, alpha=8 * t)  # sums are not added
-            gradient.mul_(exponentials).addcmul_(by_sums, sums, value=-2 * (1 + t))
+            powers = similarity.exp()
+            gradient = powers * negatives
+            sums = gradient.sum(1).view(-1, size, 1)
+            value, by_sums = _sum_of_logarithms(sums, _blocks(powers, size), positives, n_pair_weight)
+            gradient *= by_sums.sum(2).view(-1, 1)
+            _blocks(gradient, size).addcmul_(by_sums, sums, value=-1)
             parts.append((value, gradient))
-        totals, gradient = parts[0]
+        if angular_weight:
+            rows = torch.mul(similarity, 4 * t).exp_().mul_(negatives).view(-1, size, len(similarity))
+            sums = torch.bmm(rows, rows.mT)
+            divisors = torch.mul(_blocks(similarity, size), 2 * (1 + t)).exp_()
+            value, by_sums = _sum_of_logarithms(sums, divisors, positives, angular_weight)
+            gradient = torch.baddbmm(rows, by_sums, rows, beta=0, alpha=8 * t)  # rows are not added
+            gradient = gradient.mul_(rows).view_as(similarity)
+            _blocks(gradient, size).addcmul_(by_sums, sums, value=-2 * (1 + t))
+            parts.append((value, gradient))
+        total, gradient = parts[0]
         for value, other in parts[1:]:
-            totals += value
+            total += value
             gradient += other
         ctx.save_for_backward(similarity, masks, gradient)
-        ctx.settings = (t, weights)
-        return totals
+        ctx.settings = (size, t, weights)
+        return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         similarity, masks, gradient = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward
-            totals = _cosines_written_out(similarity, masks, *ctx.settings)
-            return (*torch.autograd.grad(totals, similarity, grad, create_graph=True), None, None, None)
-        return gradient * grad[:, None], None, None, None
+            total = _cosines_written_out(similarity, masks, *ctx.settings)
+            return (*torch.autograd.grad(total, similarity, grad, create_graph=True), *[None] * 4)
+        return gradient * grad, *[None] * 4
 
 
-def _positive_logarithms(sums: Tensor, divisors: Tensor, positives: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """Each row's sum over positive pairs of log(1 + sums / divisors), and its derivative by the sums, weighted."""
+def _blocks(matrix: Tensor, size: int) -> Tensor:
+    """A view of the blocks of a matrix along its diagonal, ``[B / M, M, M]``."""
+    row, column = matrix.stride()
+    return matrix.as_strided((len(matrix) // size, size, size), (size * (row + column), row, column))
+
+
+def _sum_of_logarithms(sums: Tensor, divisors: Tensor, positives: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """The sum of log(1 + sums / divisors) over positive pairs, and its derivative by the sums, weighted."""
     if weight != 1:
         positives = positives * weight
-    value = (sums / divisors).log1p_().mul_(positives).sum(1)
-    return value, positives / divisors.add_(sums)
+    totals = sums + divisors
+    value = (totals / divisors).log_().mul_(positives).sum()  # log1p takes five times as long
+    return value, positives / totals
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:

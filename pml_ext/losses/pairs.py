@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..pairwise import AllPairsExceptSelf as AllPairsExceptSelf, all_entries, places_in, row_numbers
+from ..pairwise import AllPairsExceptSelf as AllPairsExceptSelf, all_entries, places_in
 from ..pml import BaseReducer, reducers
 from ..reducers import SumOverDivisorReducer
 
@@ -80,7 +80,7 @@ class Pairs:
 
 def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
     """Terms with one value per anchor, ``[T]``; a mean divides by ``divisor``, T by default."""
-    return _term(losses, row_numbers(losses), "element", divisor)
+    return _term(losses, torch.arange(len(losses), device=losses.device), "element", divisor)
 
 
 def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None) -> Terms:

@@ -15,7 +15,6 @@ from .batch import (
     labels_to_int64 as labels_to_int64,
     normalizes as normalizes,
     pair_to_full_precision as pair_to_full_precision,
-    row_numbers as row_numbers,
     run_eagerly as run_eagerly,
     to_device as to_device,
     to_full_precision as to_full_precision,

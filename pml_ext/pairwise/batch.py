@@ -11,7 +11,6 @@ from torch.autograd import Function, forward_ad
 _FULL = (torch.float32, torch.float64)
 _WITHOUT_FLOAT64 = frozenset({"mps"})  # types of devices
 _CONSTANTS: dict[tuple[float | tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
-_ROW_NUMBERS: dict[torch.device, Tensor] = {}  # those that were asked for last
 _LEAST_HALF = 2.0**-8  # a shorter row of float16 has the gradient of a row of this length
 
 
@@ -220,27 +219,14 @@ def constant(number: float | tuple[float, ...], like: Tensor) -> Tensor:
     known = _CONSTANTS.get(key)
     if known is None:
         known = _made(number, like)
-        if _outlives_the_call():
+        if outlives_the_call(known):
             _CONSTANTS[key] = known
     return known
 
 
-def row_numbers(like: Tensor) -> Tensor:
-    """Row numbers 0, 1, ... of a tensor, cached, so read-only."""
-    rows = like.shape[0]
-    device = like.device
-    if type(like) is not Tensor or torch.compiler.is_compiling():
-        return torch.arange(rows, device=device)
-    known = _ROW_NUMBERS.get(device)
-    if known is None or known.shape[0] != rows:
-        known = torch.arange(rows, device=device)
-        if _outlives_the_call():
-            _ROW_NUMBERS[device] = known
-    return known
-
-
-def _outlives_the_call() -> bool:
-    return not (torch.is_inference_mode_enabled() or transformed())
+def outlives_the_call(x: Tensor) -> bool:
+    """Whether a tensor may be kept: it is no Tensor subclass, and belongs to no transform and no inference mode."""
+    return type(x) is Tensor and not (x.is_inference() or transformed())
 
 
 def _made(number: float | tuple[float, ...], like: Tensor) -> Tensor:

@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .batch import constant, transformed
+from .batch import constant, outlives_the_call, transformed
 
 _SMALL = 1 << 12
+_KEPT_UP_TO = 1 << 20  # entries of a matrix
+_LAST_MASKS: dict[torch.dtype, tuple[tuple[int, ...], Tensor, int]] = {}  # classes, masks, and their version
 _FLOATS_ON = frozenset({"cpu"})  # types of devices where masks are faster as floats
 
 
@@ -129,15 +131,23 @@ def pair_masks(
 
 
 def _masks_of_classes(matrix: Tensor, labels: Tensor) -> Tensor:
-    """The masks of :func:`pair_masks` as floats."""
-    numbers = labels
-    if prefers_floats(matrix):  # a CPU compares many floats faster than labels
-        numbers = torch.searchsorted(labels.sort().values, labels).to(matrix.dtype)  # one per class
-    masks = torch.empty(2, *matrix.shape, dtype=matrix.dtype, device=matrix.device)
+    """The masks of :func:`pair_masks` as floats.
+
+    A sampler often groups every batch alike, so the masks of the last one are kept.
+    """
+    numbers: dict[int, int] = {}
+    classes = tuple([numbers.setdefault(label, len(numbers)) for label in labels.tolist()])
+    known, masks, version = _LAST_MASKS.get(matrix.dtype, ((), matrix, 0))
+    if known == classes and masks._version == version:  # and nobody has written into them
+        return masks
+    rows = torch.tensor(classes, dtype=matrix.dtype)  # a CPU compares floats faster than integers
+    masks = torch.empty(2, *matrix.shape, dtype=matrix.dtype)
     positives, negatives = masks.unbind()
-    torch.eq(numbers.unsqueeze(1), numbers, out=positives)
+    torch.eq(rows.unsqueeze(1), rows, out=positives)
     torch.sub(constant(1, matrix), positives, out=negatives)
     positives.fill_diagonal_(0)
+    if matrix.numel() <= _KEPT_UP_TO and outlives_the_call(masks):
+        _LAST_MASKS[matrix.dtype] = (classes, masks, masks._version)
     return masks
 
 

@@ -188,18 +188,35 @@ def test_a_constant_does_not_outlive_its_transform():
     assert tracked.grad.tolist() == [7.25, 7.25]
 
 
-def test_row_numbers_do_not_outlive_their_transform():
-    def first_rows(values):
-        return values[pairwise.row_numbers(values)[:2]].sum()
+def float_masks(labels, matrix):
+    rule = pairwise.PairsOfRows(matrix.device, labels, None, labels, has_references=False)
+    return rule.weighted_masks(matrix, as_floats=True)[0]
 
-    values = torch.ones(4)
-    assert torch.func.vmap(torch.func.grad(first_rows))(values[None]).tolist() == [[1.0, 1.0, 0.0, 0.0]]
+
+def test_masks_of_batches_that_are_grouped_alike_are_kept():
+    matrix = torch.zeros(4, 4)
+    masks = float_masks(torch.tensor([7, 2**40, 7, -1]), matrix)
+    assert masks.tolist() == pairwise.pair_masks(matrix, torch.tensor([0, 1, 0, 2])).float().tolist()
+    assert float_masks(torch.tensor([5, 5, 1, 0]), matrix).tolist() != masks.tolist()
+    masks = float_masks(torch.tensor([2**40, 7, 2**40, 3]), matrix)
+    assert float_masks(torch.tensor([0, 1, 0, 2]), matrix) is masks
+    assert float_masks(torch.tensor([0, 1, 0, 2]), matrix.double()).dtype == torch.float64
+    masks[0].zero_()  # a plugin's equation writes into them
+    assert float_masks(torch.tensor([0, 1, 0, 2]), matrix)[0].sum() == 2
+
+
+def test_kept_masks_do_not_outlive_their_transform():
+    def positive_sum(values):
+        return (values * float_masks(torch.tensor([0, 1, 1, 0, 0]), values)[0]).sum()
+
+    values = torch.ones(5, 5)
     with torch.inference_mode():
-        assert first_rows(values) == 2
-    assert not pairwise.row_numbers(values).is_inference()
+        assert positive_sum(values) == 8
+    gradient = torch.func.vmap(torch.func.grad(positive_sum))(values[None])
+    assert gradient.sum() == 8
     tracked = values.clone().requires_grad_()
-    first_rows(tracked).backward()
-    assert tracked.grad.tolist() == [1.0, 1.0, 0.0, 0.0]
+    positive_sum(tracked).backward()
+    assert torch.equal(tracked.grad, gradient[0])
 
 
 @pytest.mark.parametrize("floats", [True, False])

@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from pml_ext import AngularLoss, AngularTripletLoss, NPairAngularLoss, NPairLoss
 from pml_ext.losses.classes import class_members
+from pml_ext.pairwise import pair_masks
 from pml_ext.testing import check_component
 from pml_ext_angular import functional
 
@@ -189,8 +190,38 @@ def test_pairs_without_negatives_have_no_gradient(sums, dtype):
     assert not torch.autograd.grad(gradient.square().sum() + gradient.sum(), similarity)[0].any()
 
 
+GROUPED = {
+    "in order": (torch.tensor([3, 3, 3, 0, 0, 0, 2**40, 2**40, 2**40, -1, -1, -1]), 3),
+    "in turns": (torch.arange(12) % 3, 12),
+    "of different size": (LABELS, 12),
+    "of different size, first the least": (torch.tensor([0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]), 12),
+    "a class twice": (torch.tensor([0, 0, 1, 1, 0, 0, 2, 2, 3, 3, 4, 4]), 12),
+    "one class": (torch.zeros(12, dtype=torch.long), 12),
+    "two classes": (LABELS.clamp(max=1), 12),
+}
+
+
+@pytest.mark.parametrize(("labels", "size"), [*GROUPED.values(), (torch.arange(12), 1)])
+def test_classes_of_equal_size_are_found(labels, size):
+    assert functional.rows_of_each_class(labels) == size
+
+
+@pytest.mark.parametrize(("labels", "size"), GROUPED.values(), ids=GROUPED)
+@pytest.mark.parametrize("weights", [(1, 0), (0, 1), (1, 0.7)])
+def test_a_sum_of_cosines_has_derivatives_of_any_order_and_mode(labels, size, weights):
+    unit = normalize(points().detach())
+    similarity = (unit @ unit.T).requires_grad_()
+    masks = pair_masks(similarity, labels).double()
+
+    def compute(similarity):
+        return functional.sum_of_cosines((similarity + similarity.T) / 2, masks, size, 0.5, weights)
+
+    assert gradcheck(compute, similarity, check_forward_ad=True)
+    assert gradgradcheck(compute, similarity)
+
+
 @pytest.mark.parametrize("loss", [NPairLoss(), AngularLoss(alpha=36), NPairAngularLoss(alpha=36, angular_weight=0.7)])
-@pytest.mark.parametrize("labels", [LABELS, LABELS.clamp(max=1)], ids=["five", "two"])
+@pytest.mark.parametrize("labels", [labels for labels, _ in GROUPED.values()], ids=GROUPED)
 def test_a_sum_of_cosines_equals_its_pairs(loss, labels):
     x = points()
     found = loss(x, labels)
