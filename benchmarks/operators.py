@@ -2,6 +2,7 @@
 
     python -m benchmarks.operators cbml --shape 1024x128x4     # a row for each operator
     python -m benchmarks.operators --table                     # steps of six losses, over the time of the floor
+    python -m benchmarks.operators --table --mixed             # in batches that are not ordered by class
 
 CPU time of one thread, the least of many rounds. Losses take turns in the table.
 """
@@ -38,11 +39,14 @@ class Operators(TorchDispatchMode):
         return result
 
 
-def step_of(name, shape):
-    """Forward and backward of a loss, or of the floor, on a random batch."""
+def step_of(name, shape, mixed=False):
+    """Forward and backward of a loss, or of the floor, on a random batch, ordered by class unless mixed."""
     loss = floor if name == FLOOR else registry.build(name, "loss", shape.context)
-    x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape.batch, shape.size, generator=generator).requires_grad_()
     labels = torch.arange(shape.batch) // shape.per_class
+    if mixed:
+        labels = labels[torch.randperm(shape.batch, generator=generator)]
 
     def step():
         x.grad = None
@@ -80,12 +84,12 @@ def print_operators(name, shape, rounds):
         print(f"{operator:30}{1e3 * seconds:9.3f}{size / 1e6:9.2f}{1e3 * copy:10.3f}{1e3 * (seconds - copy):10.3f}")
 
 
-def print_table(names, shapes, seconds):
+def print_table(names, shapes, seconds, mixed=False):
     """Print each loss at each shape, in milliseconds and as a multiple of the floor."""
     print(f"{'':24}" + "".join(f"{shape!s:>18}" for shape in shapes))
     rows = dict.fromkeys((FLOOR, *names), "")
     for shape in shapes:
-        steps = {name: step_of(name, shape) for name in rows}
+        steps = {name: step_of(name, shape, mixed) for name in rows}
         times = {name: max(1, int(_AT_A_TIME / max(least(step) for _ in range(2)))) for name, step in steps.items()}
         best = dict.fromkeys(rows, float("inf"))
         end = time.process_time() + seconds
@@ -105,10 +109,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--seconds", type=float, default=20, help="of CPU time for each shape of the table")
+    parser.add_argument("--mixed", action="store_true", help="the table's batches are not ordered by class")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.table:
-        print_table(chosen.losses, [Shape.parse(shape) for shape in SHAPES], chosen.seconds)
+        print_table(chosen.losses, [Shape.parse(shape) for shape in SHAPES], chosen.seconds, chosen.mixed)
         return
     for name in chosen.losses:
         print_operators(name, chosen.shape, chosen.rounds)
