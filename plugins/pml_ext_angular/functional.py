@@ -234,7 +234,9 @@ class _LogSumsOfProducts(torch.autograd.Function):
 
 
 def rows_of_each_class(labels: Tensor) -> int:
-    """How many rows each class has in a batch ordered by class, ``[B]``; B if one has more, or for another order."""
+    """How many rows each class has, if a batch is ordered by class and each has equally many; else B."""
+    if type(labels) is not Tensor:  # a FakeTensor has no values to read
+        return len(labels)
     names = labels.tolist()
     size = names.count(names[0])
     classes = names[::size]
@@ -250,8 +252,9 @@ def sum_of_cosines(similarity: Tensor, masks: Tensor, size: int, t: float, weigh
 
     with :math:`S = \sum_n e^{s_{an}}, F = e^{s_{ap}}` for Eq. (10), and :math:`S = (E E^T)_{ap},
     F = e^{2 (1 + t) s_{ap}}` for Eq. (8), as in :func:`log_sums_of_products`; ``weights`` are in this order. It needs
-    the cosines of a batch with itself, :math:`4 t` up to :data:`PRODUCT_SLOPE`, and masks of 1 and 0, ``[2, B, B]``.
-    Positive pairs lie in blocks of ``size`` rows along the diagonal, M, so S and F are ``[B / M, M, M]``.
+    the cosines of a batch with itself, a symmetric matrix, :math:`4 t` up to :data:`PRODUCT_SLOPE`, and masks of 1 and
+    0, ``[2, B, B]``. Positive pairs lie in blocks of ``size`` rows, M, along the diagonal, so S and F are
+    ``[B / M, M, M]``.
     """
     total: Tensor = apply_or_plain(_SumOfCosines, _cosines_written_out, similarity, masks, size, t, weights)
     return total

@@ -135,13 +135,15 @@ def _masks_of_classes(matrix: Tensor, labels: Tensor) -> Tensor:
 
     A sampler often groups every batch alike, so the masks of the last one are kept.
     """
+    if type(labels) is not Tensor:  # a FakeTensor has no values to read
+        return pair_masks(matrix, labels).to(matrix.dtype)
     numbers: dict[int, int] = {}
     classes = tuple([numbers.setdefault(label, len(numbers)) for label in labels.tolist()])
     known, masks, version = _LAST_MASKS.get(matrix.dtype, ((), matrix, 0))
     if known == classes and masks._version == version:  # and nobody has written into them
         return masks
-    rows = torch.tensor(classes, dtype=matrix.dtype)  # a CPU compares floats faster than integers
-    masks = torch.empty(2, *matrix.shape, dtype=matrix.dtype)
+    rows = torch.tensor(classes, dtype=matrix.dtype, device=matrix.device)  # floats are compared faster than integers
+    masks = torch.empty(2, *matrix.shape, dtype=matrix.dtype, device=matrix.device)
     positives, negatives = masks.unbind()
     torch.eq(rows.unsqueeze(1), rows, out=positives)
     torch.sub(constant(1, matrix), positives, out=negatives)

@@ -195,7 +195,9 @@ def float_masks(labels, matrix):
 
 def test_masks_of_batches_that_are_grouped_alike_are_kept():
     matrix = torch.zeros(4, 4)
-    masks = float_masks(torch.tensor([7, 2**40, 7, -1]), matrix)
+    labels = torch.tensor([7, 2**40, 7, -1])
+    with torch.device("meta"):  # the default of new tensors
+        masks = float_masks(labels, matrix)
     assert masks.tolist() == pairwise.pair_masks(matrix, torch.tensor([0, 1, 0, 2])).float().tolist()
     assert float_masks(torch.tensor([5, 5, 1, 0]), matrix).tolist() != masks.tolist()
     masks = float_masks(torch.tensor([2**40, 7, 2**40, 3]), matrix)

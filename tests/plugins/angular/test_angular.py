@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import normalize
 
@@ -204,6 +205,14 @@ GROUPED = {
 @pytest.mark.parametrize(("labels", "size"), [*GROUPED.values(), (torch.arange(12), 1)])
 def test_classes_of_equal_size_are_found(labels, size):
     assert functional.rows_of_each_class(labels) == size
+
+
+@pytest.mark.parametrize("kind", [NPairLoss, AngularLoss, NPairAngularLoss])
+def test_a_small_batch_needs_no_values_of_labels(kind):
+    with FakeTensorMode():
+        x = torch.randn(12, 5, requires_grad=True)
+        kind()(x, torch.arange(12) // 3).backward()
+    assert x.grad.shape == x.shape
 
 
 @pytest.mark.parametrize(("labels", "size"), GROUPED.values(), ids=GROUPED)
