@@ -245,19 +245,19 @@ def rows_of_each_class(labels: Tensor) -> int:
     return len(names)
 
 
-def sum_of_cosines(similarity: Tensor, masks: Tensor, size: int, t: float, weights: tuple[float, float]) -> Tensor:
-    r"""The sum of Eq. (10) and Eq. (8), with weights, over all positive pairs of a small batch, a scalar.
+def sums_of_cosines(similarity: Tensor, masks: Tensor, size: int, t: float, weights: tuple[float, float]) -> Tensor:
+    r"""The sum of Eq. (10) and Eq. (8), with weights, over the positives of each anchor of a small batch, ``[B]``.
 
-    .. math:: \sum_{(a, p)} \sum_k w_k \log(1 + S_{ap} / F_{ap})
+    .. math:: \sum_{p \in P_a} \sum_k w_k \log(1 + S_{ap} / F_{ap})
 
     with :math:`S = \sum_n e^{s_{an}}, F = e^{s_{ap}}` for Eq. (10), and :math:`S = (E E^T)_{ap},
     F = e^{2 (1 + t) s_{ap}}` for Eq. (8), as in :func:`log_sums_of_products`; ``weights`` are in this order. It needs
-    the cosines of a batch with itself, a symmetric matrix, :math:`4 t` up to :data:`PRODUCT_SLOPE`, and masks of 1 and
-    0, ``[2, B, B]``. Positive pairs lie in blocks of ``size`` rows, M, along the diagonal, so S and F are
-    ``[B / M, M, M]``.
+    the cosines of a batch with itself, a symmetric matrix, :math:`4 t` up to :data:`PRODUCT_SLOPE`, masks of 1 and 0,
+    ``[2, B, B]``, and an upstream gradient that is the same for all anchors. Positive pairs lie in blocks of ``size``
+    rows, M, along the diagonal, so S and F are ``[B / M, M, M]``.
     """
-    total: Tensor = apply_or_plain(_SumOfCosines, _cosines_written_out, similarity, masks, size, t, weights)
-    return total
+    totals: Tensor = apply_or_plain(_SumsOfCosines, _cosines_written_out, similarity, masks, size, t, weights)
+    return totals
 
 
 def _cosines_written_out(
@@ -267,11 +267,11 @@ def _cosines_written_out(
     rows = (4 * t * similarity).exp() * negatives
     n_pair = (similarity.exp() * negatives).sum(1, keepdim=True) / similarity.exp()
     angular = (rows @ rows.mT) / (2 * (1 + t) * similarity).exp()
-    total: Tensor = ((weights[0] * n_pair.log1p() + weights[1] * angular.log1p()) * positives).sum()
-    return total
+    totals: Tensor = ((weights[0] * n_pair.log1p() + weights[1] * angular.log1p()) * positives).sum(1)
+    return totals
 
 
-class _SumOfCosines(torch.autograd.Function):
+class _SumsOfCosines(torch.autograd.Function):
     """The forward pass also computes the gradient."""
 
     @staticmethod
@@ -281,12 +281,12 @@ class _SumOfCosines(torch.autograd.Function):
         positives, negatives = masks.unbind()
         positives = _blocks(positives, size)
         n_pair_weight, angular_weight = weights
-        parts = []  # values and gradients [B, B]
+        parts = []  # values [B] and gradients [B, B]
         if n_pair_weight:
             powers = similarity.exp()
             gradient = powers * negatives
             sums = gradient.sum(1).view(-1, size, 1)
-            value, by_sums = _sum_of_logarithms(sums, _blocks(powers, size), positives, n_pair_weight)
+            value, by_sums = _sums_of_logarithms(sums, _blocks(powers, size), positives, n_pair_weight)
             gradient *= by_sums.sum(2).view(-1, 1)
             _blocks(gradient, size).addcmul_(by_sums, sums, value=-1)
             parts.append((value, gradient))
@@ -294,26 +294,26 @@ class _SumOfCosines(torch.autograd.Function):
             rows = torch.mul(similarity, 4 * t).exp_().mul_(negatives).view(-1, size, len(similarity))
             sums = torch.bmm(rows, rows.mT)
             divisors = torch.mul(_blocks(similarity, size), 2 * (1 + t)).exp_()
-            value, by_sums = _sum_of_logarithms(sums, divisors, positives, angular_weight)
+            value, by_sums = _sums_of_logarithms(sums, divisors, positives, angular_weight)
             gradient = torch.baddbmm(rows, by_sums, rows, beta=0, alpha=8 * t)  # rows are not added
             gradient = gradient.mul_(rows).view_as(similarity)
             _blocks(gradient, size).addcmul_(by_sums, sums, value=-2 * (1 + t))
             parts.append((value, gradient))
-        total, gradient = parts[0]
+        totals, gradient = parts[0]
         for value, other in parts[1:]:
-            total += value
+            totals += value
             gradient += other
         ctx.save_for_backward(similarity, masks, gradient)
         ctx.settings = (size, t, weights)
-        return total
+        return totals
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         similarity, masks, gradient = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward
-            total = _cosines_written_out(similarity, masks, *ctx.settings)
-            return (*torch.autograd.grad(total, similarity, grad, create_graph=True), *[None] * 4)
-        return gradient * grad, *[None] * 4
+            totals = _cosines_written_out(similarity, masks, *ctx.settings)
+            return (*torch.autograd.grad(totals, similarity, grad, create_graph=True), *[None] * 4)
+        return gradient * grad[:, None], *[None] * 4
 
 
 def _blocks(matrix: Tensor, size: int) -> Tensor:
@@ -322,12 +322,12 @@ def _blocks(matrix: Tensor, size: int) -> Tensor:
     return matrix.as_strided((len(matrix) // size, size, size), (size * (row + column), row, column))
 
 
-def _sum_of_logarithms(sums: Tensor, divisors: Tensor, positives: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """The sum of log(1 + sums / divisors) over positive pairs, and its derivative by the sums, weighted."""
+def _sums_of_logarithms(sums: Tensor, divisors: Tensor, positives: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """Each row's sum over positive pairs of log(1 + sums / divisors), and its derivative by the sums, weighted."""
     if weight != 1:
         positives = positives * weight
     totals = sums + divisors
-    value = (totals / divisors).log_().mul_(positives).sum()  # log1p takes five times as long
+    value = (totals / divisors).log_().mul_(positives).sum(2).view(-1)  # log1p takes five times as long
     return value, positives / totals
 
 

@@ -65,9 +65,9 @@ class _DotProductLoss(PairLoss):
     def _summed(self, pairs: Pairs, t: float, weights: tuple[float, float]) -> Terms:
         assert pairs.labels is not None  # masks are floats
         size = F.rows_of_each_class(pairs.labels)
-        total = F.sum_of_cosines(pairs.matrix, pairs.masks, size, t, weights)
+        totals = F.sums_of_cosines(pairs.matrix, pairs.masks, size, t, weights)
         count = pairs.positives.sum()
-        terms = per_anchor(total.view(1), count)
+        terms = per_anchor(totals, count)
         terms["loss"]["count"] = count
         return terms
 

@@ -223,7 +223,7 @@ def test_a_sum_of_cosines_has_derivatives_of_any_order_and_mode(labels, size, we
     masks = pair_masks(similarity, labels).double()
 
     def compute(similarity):
-        return functional.sum_of_cosines((similarity + similarity.T) / 2, masks, size, 0.5, weights)
+        return functional.sums_of_cosines((similarity + similarity.T) / 2, masks, size, 0.5, weights).sum()
 
     assert gradcheck(compute, similarity, check_forward_ad=True)
     assert gradgradcheck(compute, similarity)
