@@ -245,7 +245,9 @@ def rows_of_each_class(labels: Tensor) -> int:
     return len(names)
 
 
-def sums_of_cosines(similarity: Tensor, masks: Tensor, size: int, t: float, weights: tuple[float, float]) -> Tensor:
+def sums_of_cosines(
+    similarity: Tensor, masks: Tensor, labels: Tensor, t: float, weights: tuple[float, float]
+) -> Tensor:
     r"""The sum of Eq. (10) and Eq. (8), with weights, over the positives of each anchor of a small batch, ``[B]``.
 
     .. math:: \sum_{p \in P_a} \sum_k w_k \log(1 + S_{ap} / F_{ap})
@@ -253,15 +255,15 @@ def sums_of_cosines(similarity: Tensor, masks: Tensor, size: int, t: float, weig
     with :math:`S = \sum_n e^{s_{an}}, F = e^{s_{ap}}` for Eq. (10), and :math:`S = (E E^T)_{ap},
     F = e^{2 (1 + t) s_{ap}}` for Eq. (8), as in :func:`log_sums_of_products`; ``weights`` are in this order. It needs
     the cosines of a batch with itself, a symmetric matrix, :math:`4 t` up to :data:`PRODUCT_SLOPE`, masks of 1 and 0,
-    ``[2, B, B]``, and an upstream gradient that is the same for all anchors. Positive pairs lie in blocks of ``size``
-    rows, M, along the diagonal, so S and F are ``[B / M, M, M]``.
+    ``[2, B, B]``, and an upstream gradient that is the same for all anchors. With M from
+    :func:`rows_of_each_class`, S and F are computed within blocks along the diagonal, ``[B / M, M, M]``.
     """
-    totals: Tensor = apply_or_plain(_SumsOfCosines, _cosines_written_out, similarity, masks, size, t, weights)
+    totals: Tensor = apply_or_plain(_SumsOfCosines, _cosines_written_out, similarity, masks, labels, t, weights)
     return totals
 
 
 def _cosines_written_out(
-    similarity: Tensor, masks: Tensor, size: int, t: float, weights: tuple[float, float]
+    similarity: Tensor, masks: Tensor, labels: Tensor, t: float, weights: tuple[float, float]
 ) -> Tensor:
     positives, negatives = masks
     rows = (4 * t * similarity).exp() * negatives
@@ -276,8 +278,9 @@ class _SumsOfCosines(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, similarity: Tensor, masks: Tensor, size: int, t: float, weights: tuple[float, float]
+        ctx: Any, similarity: Tensor, masks: Tensor, labels: Tensor, t: float, weights: tuple[float, float]
     ) -> Tensor:
+        size = rows_of_each_class(labels)
         positives, negatives = masks.unbind()
         positives = _blocks(positives, size)
         n_pair_weight, angular_weight = weights
@@ -304,7 +307,7 @@ class _SumsOfCosines(torch.autograd.Function):
             totals += value
             gradient += other
         ctx.save_for_backward(similarity, masks, gradient)
-        ctx.settings = (size, t, weights)
+        ctx.settings = (labels, t, weights)
         return totals
 
     @staticmethod

@@ -64,8 +64,7 @@ class _DotProductLoss(PairLoss):
 
     def _summed(self, pairs: Pairs, t: float, weights: tuple[float, float]) -> Terms:
         assert pairs.labels is not None  # masks are floats
-        size = F.rows_of_each_class(pairs.labels)
-        totals = F.sums_of_cosines(pairs.matrix, pairs.masks, size, t, weights)
+        totals = F.sums_of_cosines(pairs.matrix, pairs.masks, pairs.labels, t, weights)
         count = pairs.positives.sum()
         terms = per_anchor(totals, count)
         terms["loss"]["count"] = count

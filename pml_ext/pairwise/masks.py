@@ -135,7 +135,7 @@ def _masks_of_classes(matrix: Tensor, labels: Tensor) -> Tensor:
 
     A sampler often groups every batch alike, so the masks of the last one are kept.
     """
-    if type(labels) is not Tensor:  # a FakeTensor has no values to read
+    if not outlives_the_call(labels):  # its values may not be read either
         return pair_masks(matrix, labels).to(matrix.dtype)
     numbers: dict[int, int] = {}
     classes = tuple([numbers.setdefault(label, len(numbers)) for label in labels.tolist()])
@@ -148,7 +148,7 @@ def _masks_of_classes(matrix: Tensor, labels: Tensor) -> Tensor:
     torch.eq(rows.unsqueeze(1), rows, out=positives)
     torch.sub(constant(1, matrix), positives, out=negatives)
     positives.fill_diagonal_(0)
-    if matrix.numel() <= _KEPT_UP_TO and outlives_the_call(masks):
+    if matrix.numel() <= _KEPT_UP_TO and not masks.is_inference():
         _LAST_MASKS[matrix.dtype] = (classes, masks, masks._version)
     return masks
 
