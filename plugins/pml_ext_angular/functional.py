@@ -234,7 +234,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
 
 
 def rows_of_each_class(labels: Tensor) -> int:
-    """How many rows each class has, if a batch is ordered by class and each has equally many; else B."""
+    """Rows per class of labels ``[B]``, if they are ordered by class and all classes have equally many; else B."""
     if type(labels) is not Tensor:  # a FakeTensor has no values to read
         return len(labels)
     names = labels.tolist()

@@ -208,8 +208,10 @@ def test_masks_of_batches_that_are_grouped_alike_are_kept():
 
 
 def test_kept_masks_do_not_outlive_their_transform():
+    labels = torch.tensor([0, 1, 1, 0, 0])
+
     def positive_sum(values):
-        return (values * float_masks(torch.tensor([0, 1, 1, 0, 0]), values)[0]).sum()
+        return (values * float_masks(labels, values)[0]).sum()
 
     values = torch.ones(5, 5)
     with torch.inference_mode():

@@ -195,7 +195,7 @@ GROUPED = {
     "in order": (torch.tensor([3, 3, 3, 0, 0, 0, 2**40, 2**40, 2**40, -1, -1, -1]), 3),
     "in turns": (torch.arange(12) % 3, 12),
     "of different size": (LABELS, 12),
-    "of different size, first the least": (torch.tensor([0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]), 12),
+    "of different size, the smallest first": (torch.tensor([0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]), 12),
     "a class twice": (torch.tensor([0, 0, 1, 1, 0, 0, 2, 2, 3, 3, 4, 4]), 12),
     "one class": (torch.zeros(12, dtype=torch.long), 12),
     "two classes": (LABELS.clamp(max=1), 12),
